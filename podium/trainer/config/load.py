@@ -1,0 +1,109 @@
+"""From a command line to a typed configuration. Imports no torch, ray or vllm, so mistakes are told at once."""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import sys
+import typing
+from typing import Any, TypeVar
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from podium.utils.errors import UserError
+
+T = TypeVar("T")
+
+
+def load_config(cls: type[T], overrides: list[str]) -> T:
+    """Builds `cls` from its defaults and Hydra-style overrides (``a.b=1``, ``a.c=[x,y]``, ``a.d=null``).
+
+    Raises:
+        UserError: syntax, an unknown key (with the nearest one named), or a value of the wrong type.
+    """
+    config = OmegaConf.structured(cls)
+    known = {key: kind for key, kind, _, _ in walk(cls)}
+    for text in overrides:
+        key, value = _parse(text)
+        if key not in known and not _inside_free_form(key, known):
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4) or _same_leaf(key, known)
+            hint = f"did you mean {near[0]}?" if near else "--help lists all keys"
+            raise UserError(f"{text}: there is no key '{key}'; {hint}")
+        try:
+            OmegaConf.update(config, key, value, force_add=_inside_free_form(key, known))
+        except OmegaConfBaseException as error:
+            expected = getattr(known.get(key), "__name__", str(known.get(key)))
+            raise UserError(f"{text}: {key} takes {expected}, got {value!r} ({str(error).splitlines()[0]})") from None
+    return typing.cast(T, OmegaConf.to_object(config))
+
+
+def _parse(text: str) -> tuple[str, Any]:
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise UserError(f"{text}: not of the form key=value ({str(error).splitlines()[0]})") from None
+    if override.is_delete() or override.is_sweep_override():
+        raise UserError(f"{text}: only key=value is understood (no deletions, no sweeps)")
+    return override.key_or_group, override.value()
+
+
+def _inside_free_form(key: str, known: dict[str, Any]) -> bool:
+    """Whether `key` lies inside a dict-valued field, whose keys are the user's own."""
+    parents = (key.rsplit(".", depth)[0] for depth in range(1, key.count(".") + 1))
+    return any(typing.get_origin(known.get(parent)) is dict for parent in parents)
+
+
+def _same_leaf(key: str, known: dict[str, Any]) -> list[str]:
+    return [candidate for candidate in known if candidate.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+
+
+def walk(cls: type, prefix: str = "") -> typing.Iterator[tuple[str, Any, Any, str]]:
+    """All keys of a configuration class: ``(dotted key, type, default, docstring)``, depth first."""
+    docs = _field_docs(cls)
+    hints = typing.get_type_hints(cls)
+    instance = cls()
+    for field in dataclasses.fields(cls):
+        kind, default = hints[field.name], getattr(instance, field.name)
+        if dataclasses.is_dataclass(kind):
+            yield from walk(typing.cast(type, kind), f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, kind, default, docs.get(field.name, "")
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string literal below each field, base classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
+        [definition] = ast.parse(inspect.getsource(base)).body
+        body = typing.cast(ast.ClassDef, definition).body
+        for statement, following in zip(body, body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                text = following.value if isinstance(following, ast.Expr) else None
+                if isinstance(text, ast.Constant):
+                    docs[statement.target.id] = " ".join(str(text.value).split())
+    return docs
+
+
+def help_text(cls: type, usage: str) -> str:
+    """Every key with its default and meaning."""
+    lines = [f"usage: {usage} key=value ...", ""]
+    for key, _, default, doc in walk(cls):
+        lines.append(f"  {key}={'null' if default is None else default}")
+        lines.append(f"      {doc}")
+    return "\n".join(lines)
+
+
+def parse_command_line(cls: type[T], usage: str, argv: list[str] | None = None) -> T:
+    """`load_config` for a `main`: answers ``--help`` and ``--print-config`` itself."""
+    argv = sys.argv[1:] if argv is None else argv
+    if any(a in ("-h", "--help") for a in argv):
+        print(help_text(cls, usage))
+        raise SystemExit(0)
+    config = load_config(cls, [a for a in argv if a != "--print-config"])
+    if "--print-config" in argv:
+        print(OmegaConf.to_yaml(OmegaConf.structured(config)), end="")
+        raise SystemExit(0)
+    return config

@@ -1,0 +1,55 @@
+"""Configuration pieces that more than one role uses. Names are verl's wherever the meaning is the same."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class OptimConfig:
+    lr: float = 1e-6
+    """Peak learning rate of AdamW."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's denominator floor."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay. Norms and biases are exempt."""
+    lr_warmup_steps: int = -1
+    """Optimizer steps of linear warm-up; -1 takes lr_warmup_steps_ratio."""
+    lr_warmup_steps_ratio: float = 0.0
+    """Warm-up as a share of all optimizer steps, used when lr_warmup_steps is -1."""
+    lr_scheduler_type: str = "constant"
+    """After warm-up: constant | cosine | linear."""
+    min_lr_ratio: float = 0.0
+    """Where cosine and linear decay end, as a share of lr."""
+
+
+@dataclass
+class FSDPConfig:
+    model_dtype: str = "float32"
+    """Precision of the master weights and the optimizer state: float32 | bfloat16."""
+    dtype: str = "float32"
+    """Precision of forward and backward (FSDP mixed precision): float32 | bfloat16. Gradients are reduced in float32."""
+    reshard_after_forward: bool = True
+    """Free gathered parameters after forward (ZeRO-3); false keeps them until backward ends (ZeRO-2)."""
+
+
+@dataclass
+class ModelConfig:
+    path: str = ""
+    """Hugging Face directory (or cached hub name) of the policy. Required."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in backward: less memory, about a third more compute."""
+
+
+@dataclass
+class TrackingConfig:
+    project_name: str = "podium"
+    """Project in trackers that group runs."""
+    experiment_name: str = "run"
+    """Run name in trackers."""
+    default_local_dir: str = "runs/podium"
+    """Run directory: metrics.jsonl, checkpoints, export, samples."""
+    logger: list[str] = field(default_factory=lambda: ["console"])
+    """Any of console, tensorboard, wandb. metrics.jsonl is always written."""

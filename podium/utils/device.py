@@ -1,0 +1,58 @@
+"""The only place that knows whether there is CUDA."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+
+# vLLM's CPU build replaces torch.set_num_threads by a stub in the process that it shares with the trainer.
+_set_num_threads = torch.set_num_threads
+
+
+def is_cuda() -> bool:
+    """Whether this process computes on CUDA. ``PODIUM_DEVICE=cpu`` keeps it on the CPU of a GPU machine."""
+    return os.environ.get("PODIUM_DEVICE", "auto") != "cpu" and torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    """The device of this rank: ``cuda:LOCAL_RANK`` or ``cpu``."""
+    if not is_cuda():
+        return torch.device("cpu")
+    # Ray hides all devices but the rank's own; a spawned process sees them all.
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def init_distributed(timeout_s: float = 600.0) -> None:
+    """Joins the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; does nothing the second time.
+
+    gloo carries CPU tensors, nccl CUDA tensors. A world of one needs no network.
+    """
+    if torch.distributed.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if is_cuda() else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if is_cuda():
+        torch.cuda.set_device(device())
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    else:
+        torch.distributed.init_process_group(backend, timeout=timeout)
+
+
+@contextlib.contextmanager
+def preserve_torch_state() -> Iterator[None]:
+    """Keeps a library that shares this process from moving our global random state and thread count."""
+    threads = torch.get_num_threads()
+    cpu_state = torch.get_rng_state()
+    cuda_state = torch.cuda.get_rng_state() if is_cuda() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu_state)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state)
+        if torch.get_num_threads() != threads:
+            _set_num_threads(threads)

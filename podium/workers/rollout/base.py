@@ -1,0 +1,134 @@
+"""The rollout interface: requests in, tokens out. Every schedule (synchronous, partial, multi-turn) uses this one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+
+class StaleWeightsError(RuntimeError):
+    """The engine holds older weights than the caller asked for: nothing was generated."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. They travel with the request and come back with its result."""
+
+    max_tokens: int
+    """Longest response, in tokens, end-of-sequence token included."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    seed: int | None = None
+    """The response depends on the weights, the prompt and this seed only, not on what shares its batch."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends after (and the response includes) any of these."""
+
+
+@dataclass(frozen=True)
+class Request:
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished (or aborted, then partial) response."""
+
+    request_id: str
+    token_ids: list[int]
+    log_probs: list[float]
+    """Per token, under the distribution it was drawn from (temperature applied)."""
+    finish_reason: str
+    """``stop``, ``length`` or ``abort``."""
+    sampling: SamplingParams
+    weight_versions: list[int]
+    """Per token, the version of the weights that produced it."""
+
+
+class RolloutEngine(ABC):
+    """One copy of the policy (over its own tp group) that serves generation requests.
+
+    Tokens in, tokens out: text is never re-tokenised between rollout and training.
+    """
+
+    def __init__(self) -> None:
+        self.weight_version = -1
+        """Version of the weights held; -1 until the first sync, and generation is refused until then."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Queues a request; it runs during the following calls of `step`."""
+
+    @abstractmethod
+    def step(self) -> list[Output]:
+        """Advances all running requests by one token (or more); returns those that finished."""
+
+    @abstractmethod
+    def abort(self, request_ids: Iterable[str]) -> list[Output]:
+        """Stops requests and returns what they have so far, with ``finish_reason="abort"``."""
+
+    @property
+    @abstractmethod
+    def num_unfinished(self) -> int:
+        """Requests submitted and not yet returned."""
+
+    @abstractmethod
+    def load_weights(self, weights: NamedTensors) -> None:
+        """Copies tensors, under their Hugging Face names, into the engine's own parameters."""
+
+    @abstractmethod
+    def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
+        """The weights that generation really uses, under Hugging Face names, to verify a sync against.
+
+        Args:
+            shapes: the tensors sent, by name. Engines that fuse some of them (qkv, gate/up) hand back the parts.
+        """
+
+    @abstractmethod
+    def drop_caches(self) -> None:
+        """Forgets everything computed from older weights (prefix cache, encoder cache)."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Frees the engine's memory and processes."""
+
+    def update_weights(self, version: int, weights: NamedTensors) -> None:
+        """Takes new weights and, only when all are in, the new version.
+
+        Raises:
+            ValueError: the version is not newer than the one held.
+            RuntimeError: requests are running: their tokens would mix two policies unnoticed.
+        """
+        if version <= self.weight_version:
+            raise ValueError(f"weights of version {version} offered, but the rollout already holds {self.weight_version}")
+        if self.num_unfinished:
+            raise RuntimeError(f"{self.num_unfinished} requests are running: abort or finish them before a weight update")
+        self.weight_version = -1  # a failure half-way leaves an engine that refuses to generate
+        self.load_weights(weights)
+        self.drop_caches()
+        self.weight_version = version
+
+    def generate(self, requests: list[Request], min_version: int) -> dict[str, Output]:
+        """Runs requests to their end. Returns outputs by request id.
+
+        Raises:
+            StaleWeightsError: the engine's weights are older than `min_version`.
+        """
+        if self.weight_version < min_version:
+            raise StaleWeightsError(
+                f"generation asked for weights of version {min_version} or newer, the engine holds "
+                f"{self.weight_version}: sync the weights first"
+            )
+        for request in requests:
+            self.submit(request)
+        outputs: dict[str, Output] = {}
+        while self.num_unfinished:
+            outputs.update((output.request_id, output) for output in self.step())
+        return outputs

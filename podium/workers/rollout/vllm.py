@@ -1,0 +1,202 @@
+"""vLLM in this process as a rollout engine: CUDA build and CPU build alike."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from podium.utils.device import is_cuda, preserve_torch_state
+from podium.workers.rollout.base import NamedTensors, Output, Request, RolloutEngine, SamplingParams
+
+
+class VLLMRollout(RolloutEngine):
+    """An `LLM` engine core driven request by request.
+
+    Args:
+        model_path: Hugging Face directory; only its config is read, weights arrive by the first sync.
+        dtype: ``float32`` or ``bfloat16``: the precision of generation.
+        max_model_len: prompt plus response, in tokens.
+        max_num_seqs: most requests decoded together.
+        tensor_parallel_size: ranks that share one copy of the model (they must be consecutive in the world).
+        gpu_memory_utilization: share of the device's memory for weights and KV cache (CUDA only).
+        enforce_eager: no CUDA graphs.
+        seed: seeds the engine; requests carry their own seeds.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.5,
+        enforce_eager: bool = True,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+    ):
+        super().__init__()
+        with preserve_torch_state():
+            _prepare_vllm()
+            from vllm import LLM
+
+            memory: dict[str, Any] = (
+                {"gpu_memory_utilization": gpu_memory_utilization}
+                if is_cuda()
+                else {"kv_cache_memory_bytes": _cpu_kv_bytes(model_path, dtype, max_model_len, max_num_seqs)}
+            )
+            # external_launcher: this process is a rank of an existing torch.distributed world, shared with the trainer.
+            launcher = "external_launcher" if torch.distributed.is_initialized() else None
+            self._llm = LLM(
+                model=model_path,
+                skip_tokenizer_init=True,
+                load_format="dummy",
+                dtype=dtype,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                tensor_parallel_size=tensor_parallel_size,
+                distributed_executor_backend=launcher,
+                enforce_eager=enforce_eager or not is_cuda(),
+                logprobs_mode="processed_logprobs",
+                seed=seed,
+                trust_remote_code=trust_remote_code,
+                generation_config="vllm",
+                **memory,
+            )
+        self._engine = self._llm.llm_engine
+        self._running: dict[str, SamplingParams] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._running)
+
+    def submit(self, request: Request) -> None:
+        from vllm import SamplingParams as VLLMSamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        s = request.sampling
+        params = VLLMSamplingParams(
+            max_tokens=s.max_tokens,
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            seed=s.seed,
+            stop_token_ids=list(s.stop_token_ids),
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._engine.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params)
+        self._running[request.request_id] = s
+
+    def step(self) -> list[Output]:
+        with preserve_torch_state():
+            results = [result for result in self._engine.step() if result.finished]
+        outputs = []
+        for result in results:
+            done = result.outputs[0]
+            outputs.append(self._finish(result.request_id, list(done.token_ids), done.logprobs, done.finish_reason))
+        return outputs
+
+    def abort(self, request_ids: Iterable[str]) -> list[Output]:
+        # The synchronous engine forgets a request when it aborts it: what it has so far is read before.
+        processor = self._engine.output_processor
+        outputs = []
+        for request_id in (i for i in request_ids if i in self._running):
+            [internal_id] = processor.external_req_ids[request_id]
+            state = processor.request_states[internal_id]
+            tokens = list(state.detokenizer.output_token_ids)
+            outputs.append(self._finish(request_id, tokens, list(state.logprobs_processor.logprobs), "abort"))
+            self._engine.abort_request([request_id])
+        return outputs
+
+    def _finish(self, request_id: str, tokens: list[int], entries: list[Any], reason: str) -> Output:
+        log_probs = [entry[token].logprob for entry, token in zip(entries, tokens, strict=True)]
+        sampling = self._running.pop(request_id)
+        return Output(request_id, tokens, log_probs, reason, sampling, [self.weight_version] * len(tokens))
+
+    def load_weights(self, weights: NamedTensors) -> None:
+        def load(model: torch.nn.Module) -> None:
+            model.load_weights(weights)
+
+        self._llm.apply_model(load)
+
+    def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
+        [model] = self._llm.apply_model(lambda model: model)
+        return _unfuse(model, shapes)
+
+    def drop_caches(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after a weight update: old keys and values would be reused")
+
+    def shutdown(self) -> None:
+        import vllm.v1.engine.core as core
+
+        # vLLM's own clean-up destroys the default process group, which here belongs to the trainer.
+        cleanup, core.cleanup_dist_env_and_memory = core.cleanup_dist_env_and_memory, lambda *args, **kwargs: None
+        try:
+            self._engine.engine_core.shutdown()
+        finally:
+            core.cleanup_dist_env_and_memory = cleanup
+        del self._engine, self._llm
+
+
+def _unfuse(model: torch.nn.Module, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
+    """vLLM's parameters under the names of the Hugging Face tensors they were loaded from (tp 1).
+
+    vLLM stacks q, k, v and gate, up along dim 0 and says so in each model's `packed_modules_mapping`.
+    """
+    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for name, parameter in model.named_parameters():
+        prefix, _, leaf = name.rpartition(".")
+        parent, _, module = prefix.rpartition(".")
+        parts = [f"{parent}.{part}.{leaf}" for part in packed[module]] if module in packed else [name]
+        start = 0
+        for part in parts:
+            if part not in shapes:  # a tied head, say: vLLM has a name for it, the sender has none
+                continue
+            rows = shapes[part][0]
+            yield part, parameter.data[start : start + rows]
+            start += rows
+
+
+def _prepare_vllm() -> None:
+    """Settings that must precede vLLM's import, and two adaptations of its CPU build."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights are handed over by reference
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these threads
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    import vllm.platforms
+
+    if is_cuda():
+        return
+    # torch.compile of a three-line function costs 12 to 21 s at the first request with log-probs.
+    type(vllm.platforms.current_platform).simple_compile_backend = "eager"
+    import vllm.model_executor.layers.utils as layers
+
+    # The CPU build repacks each linear weight and drops the original. Keeping it lets a sync write in place, lets
+    # the sync be verified against what generation really multiplies by, and keeps a tied head tied.
+    layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
+
+
+def _plain_cpu_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+def _cpu_kv_bytes(model_path: str, dtype: str, max_model_len: int, max_num_seqs: int) -> int:
+    """KV cache that lets `max_num_seqs` full-length requests run together, at most a quarter of the free memory."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(Path(model_path)).get_text_config()
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    itemsize = getattr(torch, dtype).itemsize
+    per_token = 2 * config.num_hidden_layers * kv_heads * head_dim * itemsize
+    block = 128  # the CPU backend's block size: each request rounds up to it
+    needed = max_num_seqs * (-(-max_model_len // block) + 1) * block * per_token
+    return int(min(needed, psutil.virtual_memory().available // 4))
