@@ -1,0 +1,87 @@
+"""The training engine: the only thing that differs between FSDP and Megatron."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from podium.utils.torch_functional import Denominator
+
+Tensors = dict[str, torch.Tensor]
+LossFn = Callable[[Tensors, Tensors, Denominator], tuple[torch.Tensor, Tensors]]
+"""``(outputs, micro_batch, denominator) -> (loss, metrics)``, all per-token tensors (b, R).
+
+Loss and metrics are this micro-batch's share of the mini-batch: they are summed over micro-batches and ranks, except
+metrics whose name ends in ``_max``, which are maximised.
+"""
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient is NaN or infinite: no update was made."""
+
+
+class TrainEngine(ABC):
+    """A model with an optimizer, laid out over the ranks of a world.
+
+    Batches are dicts of tensors with one row a sequence, each rank holding its data-parallel shard:
+    ``input_ids``, ``attention_mask``, ``position_ids`` (b, P + R), ``responses``, ``response_mask`` (b, R) and
+    whatever the loss reads. Outputs are (b, R): ``log_probs`` and ``entropy`` of a language model, ``values`` of
+    a value model.
+    """
+
+    @abstractmethod
+    def infer(self, batch: Tensors, micro_batch_size: int) -> Tensors:
+        """Outputs for each row, without gradients. Padded positions are 0."""
+
+    @abstractmethod
+    def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
+        """One optimizer step on a mini-batch. Returns its metrics, the same on every rank, with ``grad_norm`` and ``lr``.
+
+        Raises:
+            NonFiniteError: on all ranks alike; weights and optimizer are as before.
+        """
+
+    @abstractmethod
+    def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights, whole, under their Hugging Face names, one at a time. Every rank must iterate to the end."""
+
+    @abstractmethod
+    def save(self, path: str) -> None:
+        """Writes weights, optimizer and scheduler under the directory `path`. Every rank calls it."""
+
+    @abstractmethod
+    def load(self, path: str) -> None:
+        """Reads what `save` wrote, on any number of ranks."""
+
+    @abstractmethod
+    def save_hf(self, path: str) -> None:
+        """Writes an ordinary Hugging Face directory. Every rank calls it; rank 0 writes."""
+
+
+def metric_reducer(name: str) -> str:
+    """How a metric combines over micro-batches and ranks: ``max`` for names that end in ``_max``, else ``sum``."""
+    return "max" if name.endswith("_max") else "sum"
+
+
+def accumulate(total: Tensors, part: Tensors) -> None:
+    """Folds one micro-batch's metrics into `total`."""
+    for name, value in part.items():
+        value = value.detach()
+        if name not in total:
+            total[name] = value
+        else:
+            total[name] = torch.maximum(total[name], value) if metric_reducer(name) == "max" else total[name] + value
+
+
+def reduce_metrics(metrics: Tensors, group: Any) -> dict[str, float]:
+    """Combines the ranks' metrics: two collectives, whatever their number."""
+    result: dict[str, float] = {}
+    for kind, op in (("sum", torch.distributed.ReduceOp.SUM), ("max", torch.distributed.ReduceOp.MAX)):
+        names = sorted(name for name in metrics if metric_reducer(name) == kind)
+        if not names:
+            continue
+        packed = torch.stack([metrics[name].double() for name in names])
+        torch.distributed.all_reduce(packed, op=op, group=group)
+        result.update(zip(names, packed.tolist(), strict=True))
+    return result

@@ -1,0 +1,152 @@
+"""The FSDP2 engine: parameters, gradients and optimizer state sharded over all ranks (ZeRO-3), on CUDA or CPU."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from podium.models.hf import disable_dropout, transformer_blocks
+from podium.utils.device import device, init_distributed
+from podium.utils.torch_functional import Denominator
+from podium.workers.engine.base import LossFn, NonFiniteError, Tensors, TrainEngine, accumulate, reduce_metrics
+from podium.workers.engine.optim import build_optimizer, build_scheduler
+
+Forward = Callable[[torch.nn.Module, Tensors], Tensors]
+
+
+class FSDPEngine(TrainEngine):
+    """A Hugging Face model under `fully_shard`.
+
+    Args:
+        module: the whole model on the CPU, in the precision of its master weights.
+        forward: per-token outputs of a micro-batch (see `podium.workers.engine.forward`).
+        fsdp_config: has ``dtype`` and ``reshard_after_forward``.
+        optim_config: None for a model that is never trained.
+        total_steps: optimizer steps of the whole run, for the schedule.
+        grad_clip: largest global gradient norm.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        forward: Forward,
+        fsdp_config: Any,
+        optim_config: Any | None = None,
+        total_steps: int = 1,
+        grad_clip: float = 1.0,
+    ):
+        init_distributed()
+        self._mesh = init_device_mesh(device().type, (torch.distributed.get_world_size(),))
+        self._forward = forward
+        self._grad_clip = grad_clip
+        self._module = self._shard(module, fsdp_config)
+        self._optimizer, self._scheduler = None, None
+        if optim_config is not None:
+            self._optimizer = build_optimizer(self._module.named_parameters(), optim_config)
+            self._scheduler = build_scheduler(self._optimizer, optim_config, total_steps)
+
+    def _shard(self, module: torch.nn.Module, config: Any) -> torch.nn.Module:
+        disable_dropout(module)
+        compute = getattr(torch, config.dtype)
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        options = {"mesh": self._mesh, "mp_policy": policy, "reshard_after_forward": config.reshard_after_forward}
+        for block in transformer_blocks(module):
+            fully_shard(block, **options)
+        return fully_shard(module, **options).to(device())
+
+    @property
+    def _dp_size(self) -> int:
+        return self._mesh.size()
+
+    def infer(self, batch: Tensors, micro_batch_size: int) -> Tensors:
+        self._module.eval()
+        with torch.no_grad():
+            parts = [self._forward(self._module, micro) for micro in _micro_batches(batch, micro_batch_size)]
+        valid = batch["response_mask"].bool().to(device())
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: torch.where(valid, value, 0.0).cpu() for name, value in whole.items()}
+
+    def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
+        assert self._optimizer is not None and self._scheduler is not None
+        self._module.train()
+        denominator = self._count(batch["response_mask"])
+        metrics: Tensors = {}
+        for micro in _micro_batches(batch, micro_batch_size):
+            loss, part = loss_fn(self._forward(self._module, micro), micro, denominator)
+            # The loss is this rank's share of the mini-batch's and FSDP averages gradients: undo the average.
+            (loss * self._dp_size).backward()
+            accumulate(metrics, part)
+        norm = torch.nn.utils.clip_grad_norm_(self._module.parameters(), self._grad_clip)
+        grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if not math.isfinite(grad_norm):
+            self._optimizer.zero_grad()
+            raise NonFiniteError(f"gradient norm is {grad_norm}: no update was made")
+        lr = self._scheduler.get_last_lr()[0]
+        self._optimizer.step()
+        self._scheduler.step()
+        self._optimizer.zero_grad()
+        return {**reduce_metrics(metrics, self._mesh.get_group()), "grad_norm": grad_norm, "lr": lr}
+
+    def _count(self, response_mask: torch.Tensor) -> Denominator:
+        """Valid tokens and sequences of the mini-batch over all ranks."""
+        local = Denominator.from_mask(response_mask)
+        counts = torch.tensor([local.tokens, local.sequences], dtype=torch.float64, device=device())
+        torch.distributed.all_reduce(counts, group=self._mesh.get_group())
+        return Denominator(*counts.tolist())
+
+    def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            # Cast before gathering: half the bytes on the wire for bfloat16.
+            local = parameter.detach().to(dtype)
+            yield name, local.full_tensor() if isinstance(local, DTensor) else local
+
+    def save(self, path: str) -> None:
+        dcp.save(self._state(), checkpoint_id=path)
+
+    def load(self, path: str) -> None:
+        state = self._state()
+        dcp.load(state, checkpoint_id=path)
+        set_state_dict(
+            self._module, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self._module, self._optimizers())
+        scheduler = self._scheduler.state_dict() if self._scheduler is not None else {}
+        return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._optimizer] if self._optimizer is not None else []
+
+    def save_hf(self, path: str) -> None:
+        config = self._module.config
+        dtype = next(self._module.parameters()).dtype
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.export(dtype) if self._is_writer()}
+        if self._is_writer():
+            Path(path).mkdir(parents=True, exist_ok=True)
+            save_file(tensors, Path(path) / "model.safetensors", metadata={"format": "pt"})
+            config = json.loads(config.to_json_string(use_diff=True))
+            config["architectures"] = [type(self._module).__name__.removeprefix("FSDP")]
+            (Path(path) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        torch.distributed.barrier()
+
+    def _is_writer(self) -> bool:
+        return torch.distributed.get_rank() == 0
+
+
+def _micro_batches(batch: Tensors, size: int) -> Iterator[Tensors]:
+    """Consecutive slices of `size` rows (the last may be shorter), on this rank's device."""
+    rows = len(batch["input_ids"])
+    for start in range(0, rows, size):
+        yield {name: value[start : start + size].to(device(), non_blocking=True) for name, value in batch.items()}
