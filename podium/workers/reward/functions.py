@@ -1,0 +1,149 @@
+"""Finding the reward function: the user's, from a file, or a built-in one, by data source."""
+
+import difflib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from podium.utils.errors import UserError
+
+RewardFn = Callable[..., Any]
+"""``fn(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs)``: a number, a dict with ``score``, or an
+awaitable of either."""
+
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def load_reward_function(
+    path: str | None, name: str = "compute_score", kwargs: Mapping[str, Any] | None = None
+) -> RewardFn:
+    """The function `name` of the Python file at `path`, with `kwargs` added to every call.
+
+    Without a `path` it is `default_compute_score`. What is returned can be pickled: it travels as path and name, and
+    the file is loaded again where it arrives.
+
+    Raises:
+        UserError: no such file, an error while it is imported (with its line), no such function (the nearest is named),
+            or one that cannot be called with `ARGUMENTS` and `kwargs`.
+    """
+    kwargs = dict(kwargs or {})
+    if path is None:
+        if kwargs:
+            raise UserError("custom_reward_function.reward_kwargs is set, but custom_reward_function.path is not")
+        return default_compute_score
+    return FileFunction(path, name, kwargs)
+
+
+class FileFunction:
+    """A function of a file that is no part of any package."""
+
+    def __init__(self, path: str, name: str, kwargs: Mapping[str, Any]):
+        self._file = Path(path).expanduser().resolve()
+        self._kwargs = dict(kwargs)
+        self.__name__ = name
+        self._fn = _find(_import_file(self._file), name, self._file)
+        _check_signature(self._fn, name, self._file, self._kwargs)
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self._fn(**arguments, **self._kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileFunction, (str(self._file), self.__name__, self._kwargs)
+
+    def __repr__(self) -> str:
+        return f"{self.__name__} in {self._file}"
+
+
+def _import_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise UserError(f"custom_reward_function.path={file}: there is no such file")
+    module_name = f"podium_reward_function_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"custom_reward_function.path={file}: not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    previous = sys.modules.get(module_name)
+    sys.modules[module_name] = module  # dataclasses and typing look a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if previous is None:
+            del sys.modules[module_name]
+        else:
+            sys.modules[module_name] = previous
+        raise UserError(
+            f"custom_reward_function.path={file}: importing it fails{_line_in(error, file)} with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _line_in(error: BaseException, file: Path) -> str:
+    """`` at line N`` of `file`, where there is one."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f" at line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return f" at line {lines[-1]}" if lines else ""
+
+
+def _find(module: ModuleType, name: str, file: Path) -> RewardFn:
+    fn = getattr(module, name, None)
+    if callable(fn):
+        return fn
+    if fn is not None:
+        raise UserError(f"custom_reward_function.name={name}: in {file} that is {type(fn).__name__}, not a function")
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    near = difflib.get_close_matches(name, functions, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(functions) or 'no functions'}"
+    raise UserError(f"custom_reward_function.name={name}: {file} has no such function; {hint}")
+
+
+def _check_signature(fn: RewardFn, name: str, file: Path, kwargs: Mapping[str, Any]) -> None:
+    clash = [key for key in kwargs if key in ARGUMENTS]
+    if clash:
+        raise UserError(f"custom_reward_function.reward_kwargs has '{clash[0]}', which every call already passes")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some callables written in C have none; the trial on a real row will tell
+        return
+    try:
+        signature.bind(**dict.fromkeys(ARGUMENTS), **kwargs)
+    except TypeError as error:
+        extra = f" and reward_kwargs {', '.join(kwargs)}" if kwargs else ""
+        raise UserError(
+            f"custom_reward_function: {name}{signature} in {file} cannot be called with the keywords "
+            f"{', '.join(ARGUMENTS)}{extra}: {error}"
+        ) from None
+
+
+def exact_match(solution_str: str, ground_truth: Any) -> float:
+    """1 when the response is the ground truth but for white space around it, else 0."""
+    return float(solution_str.strip() == str(ground_truth).strip())
+
+
+BUILT_IN: dict[str, Callable[[str, Any], float]] = {"exact_match": exact_match}
+"""Scorers by data source."""
+
+
+def default_compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
+) -> float:
+    """Scores by the data source's built-in scorer.
+
+    Raises:
+        UserError: there is none for `data_source`, or the row has no ground truth.
+    """
+    scorer = BUILT_IN.get(data_source)
+    if scorer is None:
+        raise UserError(
+            f"no built-in reward for data_source '{data_source}' (there is {', '.join(BUILT_IN)}); set "
+            "custom_reward_function.path to a file with compute_score"
+        )
+    if ground_truth is None:
+        raise UserError(f"a row of data_source '{data_source}' has no reward_model.ground_truth to compare with")
+    return scorer(solution_str, ground_truth)
