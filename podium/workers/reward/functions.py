@@ -13,7 +13,7 @@ from typing import Any
 from podium.utils.errors import UserError
 
 RewardFn = Callable[..., Any]
-"""``fn(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs)``: a number, a dict with ``score``, or an
+"""``fn(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs)``: a number, a dict with ``score``, or an
 awaitable of either."""
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")

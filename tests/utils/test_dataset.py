@@ -1,0 +1,289 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podium.utils.dataset import (
+    EpochLoader,
+    PromptDataset,
+    SFTDataset,
+    collate_prompts,
+    collate_sft,
+    truncate_ids,
+)
+from podium.utils.errors import UserError
+from tests.utils.small_tokenizers import CHAT_TEMPLATE, char_tokenizer
+
+TOKENIZER = char_tokenizer()
+CHAT_TOKENIZER = char_tokenizer(template=CHAT_TEMPLATE)
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def write(request, tmp_path):
+    def write_rows(rows, name="rows"):
+        path = tmp_path / f"{name}.{request.param}"
+        if request.param == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write_rows
+
+
+def text_of(ids, tokenizer=TOKENIZER):
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_a_row_carries_what_scoring_needs(write):
+    row = {
+        "prompt": "291417=",
+        "data_source": "sort",
+        "reward_model": {"style": "rule", "ground_truth": "112479"},
+        "extra_info": {"index": 7, "split": "train"},
+        "ability": "sorting",
+    }
+    dataset = PromptDataset(write([row, {**row, "prompt": "321="}]), TOKENIZER, max_prompt_length=8)
+    assert len(dataset) == 2
+    assert str(dataset.report) == "2 rows kept, 0 overlong dropped, 0 truncated"
+    got = dataset[0]
+    assert text_of(got.pop("prompt_ids")) == "291417="
+    raw_prompt = row.pop("prompt")
+    assert got == {**row, "raw_prompt": raw_prompt, "index": 0}
+    with pytest.raises(IndexError):
+        dataset[2]
+
+
+def test_absent_columns_have_defaults(write):
+    got = PromptDataset(write([{"question": "1+1="}]), TOKENIZER, prompt_key="question", max_prompt_length=8)[0]
+    assert (got["data_source"], got["reward_model"], got["extra_info"]) == ("unknown", {}, {})
+
+
+def test_a_chat_goes_through_the_template(write):
+    chats = [
+        [{"role": "system", "content": "sort", "name": "s"}, {"role": "user", "content": "21"}],
+        [{"role": "user", "content": "43"}],
+    ]
+    dataset = PromptDataset(write([{"prompt": chat} for chat in chats]), CHAT_TOKENIZER, max_prompt_length=50)
+    # Parquet gives the second chat's message a name of None, which the template must not see.
+    assert text_of(dataset[0]["prompt_ids"]) == "s|system: sort\nuser: 21\nassistant: "
+    assert text_of(dataset[1]["prompt_ids"]) == "user: 43\nassistant: "
+    thinking = PromptDataset(
+        write([{"prompt": chats[1]}]), CHAT_TOKENIZER, max_prompt_length=50, apply_chat_template_kwargs={"think": "<>"}
+    )
+    assert text_of(thinking[0]["prompt_ids"]).endswith("assistant: <>")
+
+
+def test_special_tokens_are_those_of_the_tokenizer_and_never_a_closing_one(write):
+    file = write([{"prompt": "12"}])
+    tokenizer = char_tokenizer(bos=True, close=True)
+    assert text_of(PromptDataset(file, tokenizer, max_prompt_length=9)[0]["prompt_ids"]) == "<bos>12"
+    chat = write([{"prompt": [{"role": "user", "content": "1"}]}], "chat")
+    tokenizer = char_tokenizer(bos=True, template=CHAT_TEMPLATE)
+    # A template writes its own special tokens: none are added to it.
+    assert text_of(PromptDataset(chat, tokenizer, max_prompt_length=99)[0]["prompt_ids"]) == "user: 1\nassistant: "
+
+
+def test_mixed_strings_and_chats_keep_their_order(tmp_path):
+    file = tmp_path / "mixed.jsonl"
+    prompts = ["1", [{"role": "user", "content": "2"}], "3", [{"role": "user", "content": "4"}]]
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    dataset = PromptDataset(str(file), CHAT_TOKENIZER, max_prompt_length=50)
+    texts = [text_of(dataset[i]["prompt_ids"]) for i in range(4)]
+    assert texts == ["1", "user: 2\nassistant: ", "3", "user: 4\nassistant: "]
+
+
+def test_overlong_prompts(write):
+    file = write([{"prompt": "123"}, {"prompt": "12345678"}, {"prompt": "12345"}])
+    with pytest.raises(UserError, match=r"(row 1|line 2): the prompt has 8 tokens, data.max_prompt_length is 5"):
+        PromptDataset(file, TOKENIZER, max_prompt_length=5)
+    kept = PromptDataset(file, TOKENIZER, max_prompt_length=5, filter_overlong_prompts=True)
+    assert (kept.report.kept, kept.report.dropped, kept.report.truncated) == (2, 1, 0)
+    assert [kept[i]["index"] for i in range(2)] == [0, 2]
+    assert [kept[i]["raw_prompt"] for i in range(2)] == ["123", "12345"]
+    for how, expected in {"left": "45678", "right": "12345", "middle": "12378"}.items():
+        cut = PromptDataset(file, TOKENIZER, max_prompt_length=5, truncation=how)
+        assert text_of(cut[1]["prompt_ids"]) == expected
+        assert (cut.report.kept, cut.report.truncated) == (3, 1)
+    with pytest.raises(UserError, match=r"all 3 prompts are longer than data.max_prompt_length=2"):
+        PromptDataset(file, TOKENIZER, max_prompt_length=2, filter_overlong_prompts=True)
+
+
+def test_bad_rows_are_named(write):
+    def message(rows, tokenizer=TOKENIZER, **kwargs):
+        with pytest.raises(UserError) as caught:
+            PromptDataset(write(rows), tokenizer, max_prompt_length=20, **kwargs)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "no column 'prompt' (data.prompt_key); it has question" in message([{"question": "1"}])
+    text = message([{"prompt": "1"}, {"prompt": None}])
+    assert "column 'prompt' is null" in text and ("row 1" in text or "line 2" in text)
+    assert "column 'prompt' is int" in message([{"prompt": 3}])
+    assert "column 'prompt' is list" in message([{"prompt": [{"text": "1"}]}])
+    assert "no tokens" in message([{"prompt": ""}])
+    assert "no chat template" in message([{"prompt": [{"role": "user", "content": "1"}]}])
+    refusing = char_tokenizer(template="{{ raise_exception('roles must alternate') }}")
+    assert "roles must alternate" in message([{"prompt": [{"role": "user", "content": "1"}]}], refusing)
+    assert "data.truncation=both" in message([{"prompt": "1"}], truncation="both")
+    assert "column 'responses' has the name of a batch column" in message([{"prompt": "1", "responses": "2"}])
+
+
+def test_more_rows_than_are_tokenized_at_once(tmp_path):
+    file = tmp_path / "many.parquet"
+    pq.write_table(pa.Table.from_pylist([{"prompt": str(i)} for i in range(9000)]), file)
+    dataset = PromptDataset(str(file), TOKENIZER, max_prompt_length=4)
+    assert [text_of(dataset[i]["prompt_ids"]) for i in (0, 4095, 4096, 8999)] == ["0", "4095", "4096", "8999"]
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_collated_prompts_are_left_padded(sequences):
+    rows = [{"prompt_ids": ids, "extra_info": {}} for ids in sequences]
+    tensors, objects = collate_prompts(rows, pad_token_id=0, max_prompt_length=6)
+    assert tensors["prompts"].dtype == torch.int64 and tensors["prompt_mask"].dtype == torch.bool
+    assert tensors["prompts"].shape == tensors["prompt_mask"].shape == (len(sequences), 6)
+    for row, ids in enumerate(sequences):
+        mask = tensors["prompt_mask"][row]
+        assert tensors["prompts"][row][mask].tolist() == ids
+        assert mask.tolist() == sorted(mask.tolist())
+        assert (tensors["prompts"][row][~mask] == 0).all()
+    assert all(column.dtype == object and column.shape == (len(sequences),) for column in objects.values())
+    assert objects["prompt_ids"].tolist() == sequences
+
+
+@given(st.lists(st.integers(), min_size=1), st.integers(1, 20), st.sampled_from(["left", "right", "middle"]))
+def test_truncation_keeps_the_limit_and_the_right_ends(ids, limit, how):
+    cut = truncate_ids(ids, limit, how)
+    assert len(cut) == min(len(ids), limit)
+    if how != "left":
+        assert cut[0] == ids[0]
+    if how != "right" and limit > 1:
+        assert cut[-1] == ids[-1]
+
+
+# ---------------------------------------------------------------- supervised pairs
+
+
+def sft(file, tokenizer=TOKENIZER, **kwargs):
+    limits = {"max_prompt_length": 8, "max_response_length": 8, **kwargs}
+    return SFTDataset(file, tokenizer, **limits)
+
+
+def test_a_pair_is_prompt_response_and_end(write):
+    dataset = sft(write([{"prompt": "21=", "response": "12"}]))
+    row = dataset[0]
+    assert text_of(row["input_ids"]) == "21=12<eos>"
+    assert row["prompt_length"] == 3
+
+
+def test_chat_prompts_other_columns_and_a_response_that_ends_itself(write):
+    rows = [{"q": [{"role": "user", "content": "2"}], "a": "3<eos>"}]
+    dataset = sft(write(rows), CHAT_TOKENIZER, prompt_key="q", response_key="a", max_prompt_length=50)
+    assert text_of(dataset[0]["input_ids"]) == "user: 2\nassistant: 3<eos>"
+    assert dataset[0]["prompt_length"] == len("user: 2\nassistant: ")
+
+
+def test_overlong_pairs(write):
+    file = write([{"prompt": "12345=", "response": "1"}, {"prompt": "1=", "response": "123456"}])
+    with pytest.raises(UserError, match=r"the prompt has 6 tokens, data.max_prompt_length is 5"):
+        sft(file, max_prompt_length=5)
+    with pytest.raises(UserError, match=r"(row 1|line 2): the response has 7 tokens, data.max_response_length is 4"):
+        sft(file, max_response_length=4)
+    right = sft(file, max_response_length=4, truncation="right")
+    assert text_of(right[1]["input_ids"]) == "1=1234"  # no end: it was cut
+    assert right.report.truncated == 1
+    assert text_of(sft(file, max_prompt_length=5, truncation="left")[0]["input_ids"]) == "2345=1<eos>"
+
+
+def test_bad_pairs_are_named(write):
+    with pytest.raises(UserError, match=r"no column 'response' \(data.response_key\); it has prompt, answer"):
+        sft(write([{"prompt": "1", "answer": "1"}]))
+    with pytest.raises(UserError, match=r"(row 1|line 2): column 'response' is null"):
+        sft(write([{"prompt": "1", "response": "1"}, {"prompt": "1", "response": None}]))
+
+
+def test_collated_pairs_have_the_layout_of_ppo_batches(write):
+    dataset = sft(write([{"prompt": "21=", "response": "12"}, {"prompt": "4321=", "response": ""}]))
+    batch = collate_sft([dataset[0], dataset[1]], pad_token_id=0, max_prompt_length=6, max_response_length=4)
+    shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
+    assert shapes == {
+        "prompts": (2, 6),
+        "responses": (2, 4),
+        "response_mask": (2, 4),
+        "input_ids": (2, 10),
+        "attention_mask": (2, 10),
+        "position_ids": (2, 10),
+    }
+    assert batch["response_mask"].tolist() == [[True, True, True, False], [True, False, False, False]]
+    assert batch["attention_mask"].int().tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 1, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 0, 0, 0, 1, 2, 3, 4, 5, 5], [0, 0, 1, 2, 3, 4, 5, 5, 5, 5]]
+    for row in range(2):
+        assert batch["input_ids"][row][batch["attention_mask"][row]].tolist() == dataset[row]["input_ids"]
+    assert (batch["input_ids"][~batch["attention_mask"]] == 0).all()
+
+
+# ---------------------------------------------------------------- order
+
+
+@given(
+    rows=st.integers(1, 30),
+    batch=st.integers(1, 30),
+    seed=st.integers(0, 5),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    done=st.integers(0, 40),
+)
+def test_resuming_goes_on_exactly(rows, batch, seed, shuffle, drop_last, done):
+    if drop_last and batch > rows:
+        with pytest.raises(UserError, match=f"{batch} cannot be drawn from {rows} rows"):
+            EpochLoader(rows, batch, seed, shuffle, drop_last)
+        return
+    first = EpochLoader(rows, batch, seed, shuffle, drop_last)
+    for _ in range(done):
+        next(first)
+    second = EpochLoader(rows, batch, seed, shuffle, drop_last)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for _ in range(5):
+        (epoch_a, a), (epoch_b, b) = next(first), next(second)
+        assert epoch_a == epoch_b
+        np.testing.assert_array_equal(a, b)
+
+
+@given(st.integers(1, 30), st.integers(1, 10), st.booleans())
+def test_an_epoch_visits_every_row_once(rows, batch, shuffle):
+    loader = EpochLoader(rows, batch, seed=3, shuffle=shuffle, drop_last=False)
+    for epoch in range(2):
+        batches = [next(loader) for _ in range(len(loader))]
+        assert {e for e, _ in batches} == {epoch}
+        seen = np.concatenate([indices for _, indices in batches])
+        assert sorted(seen) == list(range(rows))
+        if not shuffle:
+            assert seen.tolist() == list(range(rows))
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    orders = {
+        (seed, epoch): EpochLoader(100, size, seed).order(epoch).tobytes()
+        for size in (7, 10)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(set(orders.values())) == 4
+    assert EpochLoader(100, 7, 0).order(1).tobytes() == EpochLoader(100, 10, 0).order(1).tobytes()
+    assert len(EpochLoader(10, 4, 0)) == 2 and len(EpochLoader(10, 4, 0, drop_last=False)) == 3
+
+
+def test_a_position_in_other_data_is_refused():
+    state = EpochLoader(10, 2, 0).state_dict()
+    with pytest.raises(UserError, match="dataset_len was 10 and is now 12"):
+        EpochLoader(12, 2, 0).load_state_dict(state)
+    with pytest.raises(UserError, match="batch_size was 2 and is now 5"):
+        EpochLoader(10, 5, 0).load_state_dict(state)
