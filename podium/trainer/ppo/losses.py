@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from podium.trainer.ppo.aggregation import LOSS_AGG_MODES, Denominator, agg_loss, all_masked, token_share
+from podium.trainer.ppo.covariance_policy_losses import compute_policy_loss_clip_cov, compute_policy_loss_kl_cov
 from podium.trainer.ppo.policy_losses import (
     POLICY_LOSS_REGISTRY,
     Metrics,
@@ -13,6 +14,15 @@ from podium.trainer.ppo.policy_losses import (
     compute_policy_loss_vanilla,
     get_policy_loss_fn,
     register_policy_loss,
+)
+from podium.trainer.ppo.sequence_policy_losses import compute_policy_loss_geo_mean, compute_policy_loss_gspo
+from podium.trainer.ppo.token_policy_losses import (
+    compute_policy_loss_cispo,
+    compute_policy_loss_dppo_kl,
+    compute_policy_loss_dppo_tv,
+    compute_policy_loss_dro,
+    compute_policy_loss_gpg,
+    compute_policy_loss_sapo,
 )
 from podium.utils.torch_functional import select
 
@@ -24,6 +34,16 @@ __all__ = [
     "PolicyLossFn",
     "agg_loss",
     "compute_entropy_loss",
+    "compute_policy_loss_cispo",
+    "compute_policy_loss_clip_cov",
+    "compute_policy_loss_dppo_kl",
+    "compute_policy_loss_dppo_tv",
+    "compute_policy_loss_dro",
+    "compute_policy_loss_geo_mean",
+    "compute_policy_loss_gpg",
+    "compute_policy_loss_gspo",
+    "compute_policy_loss_kl_cov",
+    "compute_policy_loss_sapo",
     "compute_policy_loss_vanilla",
     "compute_value_loss",
     "get_policy_loss_fn",

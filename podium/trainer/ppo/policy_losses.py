@@ -1,4 +1,4 @@
-"""Policy losses by name: ``get_policy_loss_fn(config.policy_loss.loss_mode)``.
+"""What all policy losses share, the registry that finds them by name, and PPO's own.
 
 Every loss has the signature of ``compute_policy_loss_vanilla`` and returns ``(loss, metrics)``. Loss and metrics are
 this micro-batch's shares of the mini-batch (see ``aggregation.agg_loss``): sum them over micro-batches and ranks.
@@ -6,6 +6,7 @@ Metrics whose name ends in ``_max`` are max-reduced instead.
 
 ``config`` is the actor's configuration, read by attribute: ``clip_ratio`` sets both sides of the clip unless
 ``clip_ratio_low`` or ``clip_ratio_high`` is given; ``loss_scale_factor`` is the horizon of ``seq-mean-token-sum-norm``.
+Options of one loss are looked for in ``policy_loss`` first. Importing ``losses`` registers all that Podium ships.
 """
 
 from __future__ import annotations
@@ -44,10 +45,14 @@ def get_policy_loss_fn(name: str) -> PolicyLossFn:
 
 
 @dataclass(frozen=True)
-class _Tokens:
-    """One micro-batch's inputs with everything masked replaced by a harmless value: ratio 1, advantage 0, weight 0."""
+class Tokens:
+    """A micro-batch's inputs, (B, R) each, with everything masked replaced: log-prob 0, ratio 1, advantage 0, weight 0.
+
+    All that follows is then finite in masked slots, in value and in gradient, whatever they held.
+    """
 
     log_prob: Tensor
+    old_log_prob: Tensor
     log_ratio: Tensor
     advantages: Tensor
     mask: Tensor
@@ -63,13 +68,13 @@ class _Tokens:
         response_mask: Tensor,
         weights: Tensor | None,
         denominator: Denominator | None,
-    ) -> _Tokens:
+    ) -> Tokens:
         mask = response_mask.bool()
-        log_prob = select(mask, log_prob)
-        log_ratio = (log_prob - select(mask, old_log_prob)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        log_prob, old_log_prob = select(mask, log_prob), select(mask, old_log_prob)
         return cls(
             log_prob=log_prob,
-            log_ratio=log_ratio,
+            old_log_prob=old_log_prob,
+            log_ratio=(log_prob - old_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO),
             advantages=select(mask, advantages),
             mask=mask,
             weights=None if weights is None else select(mask, weights).detach(),
@@ -156,7 +161,7 @@ def compute_policy_loss_vanilla(
     """
     low, high = clip_range(config)
     cap = dual_clip(config)
-    tok = _Tokens.of(old_log_prob, log_prob, advantages, response_mask, rollout_is_weights, denominator)
+    tok = Tokens.of(old_log_prob, log_prob, advantages, response_mask, rollout_is_weights, denominator)
     ratio = tok.log_ratio.exp()
     plain = -tok.advantages * ratio
     clipped = -tok.advantages * ratio.clamp(1 - low, 1 + high)

@@ -1,0 +1,50 @@
+"""From a score a response to a reward a token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from podium.utils.errors import UserError
+
+
+@torch.no_grad()
+def place_scores(scores: Tensor, response_mask: Tensor) -> Tensor:
+    """Each response's score on its last valid token, 0 elsewhere; a response without one carries no reward.
+
+    Args:
+        scores: (B,), float.
+        response_mask: (B, R), bool or 0/1; gaps are allowed.
+
+    Returns:
+        token_level_scores (B, R), float32.
+    """
+    mask = response_mask.bool()
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, position, -1).amax(dim=-1, keepdim=True)
+    return torch.where(position == last, scores.float().unsqueeze(-1), 0.0)
+
+
+@torch.no_grad()
+def overlong_penalty(
+    response_length: Tensor, max_response_length: int, buffer_len: int, penalty_factor: float
+) -> Tensor:
+    """DAPO's soft penalty for length (arXiv 2503.14476), to be added to the score.
+
+    0 up to ``max_response_length - buffer_len`` tokens, from there falling in a line to ``-penalty_factor`` at the
+    maximum.
+
+    Args:
+        response_length: (B,), tokens.
+        max_response_length, buffer_len: tokens.
+        penalty_factor: in units of score.
+
+    Returns:
+        (B,), float32, at most 0.
+    """
+    if not 0 < buffer_len <= max_response_length:
+        raise UserError(
+            f"overlong_buffer.len is {buffer_len}; expected 1 to {max_response_length} tokens, data.max_response_length"
+        )
+    excess = response_length.float() - (max_response_length - buffer_len)
+    return -(excess / buffer_len * penalty_factor).clamp(min=0.0)
