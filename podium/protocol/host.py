@@ -1,0 +1,118 @@
+"""Inside a worker process: constructs the roles and runs their methods."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from podium.protocol.dispatch import registered_methods
+from podium.protocol.errors import WorkerError
+from podium.protocol.future import DataProtoFuture, Future
+from podium.protocol.sharding import drop_padding, real_rows
+from podium.protocol.worker import ProcessContext, constructing
+from podium.utils.errors import UserError
+
+MESH_QUERY = "@mesh"
+"""A pseudo-method: the role's (dp_rank, is_collect) in the mesh named by the argument."""
+
+
+class RoleHost:
+    """The roles of one rank."""
+
+    def __init__(self, context: ProcessContext) -> None:
+        self.context = context
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def construct(self, roles: Mapping[str, Any]) -> None:
+        """Make every role (a ClassWithInitArgs) in the order of the dict.
+
+        Raises:
+            WorkerError, UserError: a constructor raised.
+        """
+        os.environ.update(self.context.env())
+        for role, spec in roles.items():
+            try:
+                with constructing(self.context):
+                    self.context.roles[role] = spec()
+            except UserError as e:
+                raise self.note(e, role, "__init__")
+            except Exception as e:
+                raise self.report(e, role, "__init__") from e
+
+    def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: bool = True) -> Any:
+        """Run a method; futures are materialised before it and padding rows dropped after it.
+
+        Raises:
+            WorkerError, UserError: it raised.
+        """
+        try:
+            instance = self.context.roles[role]
+            if method == MESH_QUERY:
+                return _mesh(instance, role, *args)
+            spec = registered_methods(type(instance)).get(method)
+            if spec is None or spec.materialize_futures:
+                args = tuple(_materialize(a) for a in args)
+                kwargs = {k: _materialize(v) for k, v in kwargs.items()}
+            padded = real_rows([*args, *kwargs.values()])
+            result = getattr(instance, method)(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = self._run(result)
+            if padded is not None:
+                result = drop_padding(result, padded)
+            return result if answer else None
+        except UserError as e:
+            raise self.note(e, role, method)
+        except Exception as e:
+            raise self.report(e, role, method) from e
+
+    def note(self, e: UserError, role: str, method: str) -> UserError:
+        """``e`` as it is, with a note of where it comes from."""
+        e.add_note(f"raised by {role}.{method} on rank {self.context.rank}")
+        return e
+
+    def report(self, e: Exception, role: str, method: str) -> WorkerError:
+        """What the driver sees of ``e``: role, rank, method and traceback."""
+        rank = self.context.rank
+        text = "".join(traceback.format_exception(e))
+        return WorkerError(
+            f"{role}.{method} failed on rank {rank}: {type(e).__name__}: {e}\n\nTraceback on rank {rank}:\n{text}",
+            role=role,
+            rank=rank,
+            method=method,
+            remote_traceback=text,
+        )
+
+    def _run(self, awaitable: Any) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(awaitable)
+
+
+def portable(e: BaseException) -> BaseException:
+    """``e``, or if it does not survive pickling, a plain one with its message."""
+    try:
+        copied = pickle.loads(pickle.dumps(e))
+        if isinstance(copied, type(e)) and str(copied) == str(e):
+            return e
+    except Exception:  # whatever a user's exception does when pickled, its message must arrive
+        pass
+    return UserError(str(e)) if isinstance(e, UserError) else WorkerError(str(e))
+
+
+def _materialize(value: Any) -> Any:
+    return value.get() if isinstance(value, DataProtoFuture | Future) else value
+
+
+def _mesh(instance: Any, role: str, mesh: str) -> tuple[int, bool]:
+    known = getattr(instance, "_meshes", {})
+    if mesh not in known:
+        raise UserError(
+            f"{role} has not placed itself in mesh {mesh!r} (register_mesh or register_megatron_mesh); "
+            f"it knows {sorted(known)}"
+        )
+    return known[mesh]

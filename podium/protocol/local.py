@@ -1,0 +1,113 @@
+"""The local backend: one rank in this process, several in processes of their own."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podium.protocol.backend import Backend, free_port, role_name
+from podium.protocol.data import DataProto
+from podium.protocol.future import Handle
+from podium.protocol.group import Call, ClassWithInitArgs, Transport, WorkerGroup, make_group
+from podium.protocol.host import RoleHost
+from podium.protocol.resource import ResourcePool
+from podium.protocol.worker import ProcessContext
+from podium.utils.errors import UserError
+
+
+class _Done(Handle):
+    """A call that has been made: its value or its exception."""
+
+    def __init__(self, role: str, method: str, value: Any, error: Exception | None) -> None:
+        self.role, self.rank, self.method = role, 0, method
+        self.value, self.error = value, error
+
+    @classmethod
+    def gather(cls, handles: Sequence[Any], timeout_s: float | None) -> list[Any]:
+        for h in handles:
+            if h.error is not None:
+                raise h.error
+        return [h.value for h in handles]
+
+    @classmethod
+    def ready(cls, handles: Sequence[Any]) -> bool:
+        return True
+
+
+class InProcess(Transport):
+    """Rank 0 of 1, here: calls run at once in the calling thread, so ``breakpoint()`` works. No deadline can be kept."""
+
+    world_size = 1
+
+    def __init__(self, spec: ClassWithInitArgs, role: str, env: Mapping[str, str]) -> None:
+        context = ProcessContext(master_port=free_port())
+        # Put back by close(); torch was imported long ago, so a variable it reads at import comes too late here.
+        self._before = {k: os.environ.get(k) for k in {*env, *context.env()}}
+        os.environ.update(env)
+        self._host = RoleHost(context)
+        try:
+            self._host.construct(spec.roles if spec.roles is not None else {role: spec})
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, role: str, method: str, calls: Sequence[Call]) -> list[Handle]:
+        (args, kwargs, answer) = calls[0]
+        args, kwargs = tuple(_own(a) for a in args), {k: _own(v) for k, v in kwargs.items()}
+        try:
+            return [_Done(role, method, self._host.call(role, method, args, kwargs, answer), None)]
+        except Exception as e:  # kept for gather: a non-blocking call raises when its future is asked
+            return [_Done(role, method, None, e)]
+
+    def close(self) -> None:
+        for key, value in self._before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+        self._before = {}
+        self._host.context.roles.clear()
+
+
+def _own(value: Any) -> Any:
+    """Columns that a worker adds or removes must not show in the driver's batch, as they would not over a wire."""
+    return copy.copy(value) if isinstance(value, DataProto) else value
+
+
+class LocalBackend(Backend):
+    """One rank: in this process. Several: spawned processes on this machine that end with it, however it ends."""
+
+    def __init__(self) -> None:
+        self._transports: list[Transport] = []
+
+    def start_group(
+        self,
+        pool: ResourcePool,
+        cls_with_args: ClassWithInitArgs,
+        *,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        detached: bool = False,
+    ) -> WorkerGroup:
+        if detached:
+            raise UserError("the local backend has no detached groups: its processes end with the driver; use ray")
+        role = role_name(cls_with_args, name)
+        if pool.world_size == 1:
+            transport: Transport = InProcess(cls_with_args, role, env or {})
+        else:
+            from podium.protocol.local_processes import Processes
+
+            transport = Processes(cls_with_args, role, pool.world_size, env or {}, timeout_s)
+        self._transports.append(transport)
+        return make_group(transport, cls_with_args, role, timeout_s)
+
+    def attach_group(self, name: str, *, timeout_s: float | None = None) -> WorkerGroup:
+        raise UserError(f"the local backend has no detached groups, so none named {name!r}; use ray")
+
+    def shutdown(self) -> None:
+        for transport in reversed(self._transports):
+            transport.close()
+        self._transports.clear()

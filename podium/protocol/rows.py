@@ -1,0 +1,105 @@
+"""Row operations (dim 0) on one column: dense tensors and jagged nested tensors alike.
+
+Jagged columns that share an ``offsets`` tensor may be combined elementwise, and torch knows that only from the tensor's
+identity. The operations therefore take a ``memo`` that maps old offsets to new ones, so columns that shared offsets
+before an operation share them after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Memo = dict[Any, Any]
+
+
+def is_jagged(t: Tensor) -> bool:
+    """Whether ``t`` is a nested tensor of layout jagged."""
+    return t.is_nested and t.layout == torch.jagged
+
+
+def _jagged_parts(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Values packed along dim 0 and offsets (rows + 1,)."""
+    if t.lengths() is None and t._ragged_idx == 1:  # type: ignore[attr-defined]
+        return t.values(), t.offsets()
+    packed = torch.nested.as_nested_tensor(list(t.unbind()), layout=torch.jagged)
+    return packed.values(), packed.offsets()
+
+
+def from_parts(values: Tensor, offsets: Tensor) -> Tensor:
+    """A jagged tensor over ``values`` (sum of lengths, ...) with ``offsets`` (rows + 1,)."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def slice_rows(t: Tensor, start: int, stop: int, memo: Memo) -> Tensor:
+    """Rows ``start:stop`` as a view."""
+    if not t.is_nested:
+        return t[start:stop]
+    values, offsets = _jagged_parts(t)
+    key = (id(offsets), start, stop)
+    if key not in memo:
+        first, last = int(offsets[start]), int(offsets[stop])
+        # The old offsets are kept in the memo too: an id means nothing once its tensor is gone.
+        memo[key] = (offsets[start : stop + 1] - first, first, last, offsets)
+    new_offsets, first, last, _ = memo[key]
+    return from_parts(values[first:last], new_offsets)
+
+
+def take_rows(t: Tensor, index: Tensor, memo: Memo) -> Tensor:
+    """Rows ``index`` (an int64 tensor of non-negative row numbers), copied."""
+    if not t.is_nested:
+        return t[index.to(t.device)]
+    values, offsets = _jagged_parts(t)
+    key = id(offsets)
+    if key not in memo:
+        index = index.to(offsets.device)
+        lengths = offsets.diff()[index]
+        new_offsets = torch.cat([offsets.new_zeros(1), lengths.cumsum(0)])
+        shift = torch.repeat_interleave(offsets[:-1][index] - new_offsets[:-1], lengths)
+        memo[key] = (new_offsets, shift + torch.arange(shift.numel(), device=shift.device), offsets)
+    new_offsets, positions, _ = memo[key]
+    return from_parts(values[positions], new_offsets)
+
+
+def cat_rows(tensors: Sequence[Tensor], memo: Memo) -> Tensor:
+    """Rows of every tensor, one after the other."""
+    if not any(t.is_nested for t in tensors):
+        return torch.cat(list(tensors), dim=0)
+    if not all(t.is_nested for t in tensors):
+        raise ValueError("cannot concatenate a jagged column with a dense one of the same name")
+    parts = [_jagged_parts(t) for t in tensors]
+    key = tuple(id(offsets) for _, offsets in parts)
+    if key not in memo:
+        lengths = torch.cat([offsets.diff() for _, offsets in parts])
+        memo[key] = (torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), parts)
+    return from_parts(torch.cat([values for values, _ in parts]), memo[key][0])
+
+
+def repeat_rows(t: Tensor, times: int, interleave: bool, memo: Memo) -> Tensor:
+    """Every row ``times`` times: neighbours if ``interleave``, else the whole column again and again."""
+    if not t.is_nested:
+        rest = t.shape[1:]
+        stacked = t.unsqueeze(1).expand(-1, times, *rest) if interleave else t.unsqueeze(0).expand(times, *t.shape)
+        return stacked.reshape(t.shape[0] * times, *rest)
+    rows = torch.arange(t.size(0))
+    return take_rows(t, rows.repeat_interleave(times) if interleave else rows.repeat(times), memo)
+
+
+def equal_tensors(a: Tensor, b: Tensor) -> bool:
+    """Same dtype, shape and values; NaN equals NaN in the same place."""
+    if a is b:
+        return True
+    if a.is_nested or b.is_nested:
+        if not (a.is_nested and b.is_nested):
+            return False
+        return all(equal_tensors(x, y) for x, y in zip(_jagged_parts(a), _jagged_parts(b), strict=True))
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
