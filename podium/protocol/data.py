@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from podium.protocol.rows import Memo, equal_tensors, repeat_rows, slice_rows, take_rows
+from podium.protocol.rows import Memo, columns, equal_tensors, repeat_rows, slice_rows, take_rows
 from podium.protocol.values import copy_value, equal_values, object_array, pack
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
@@ -34,10 +34,10 @@ class DataProto:
         non_tensor_batch: numpy arrays with the batch on dim 0, usually of dtype object.
         meta_info: anything that belongs to no row.
 
-    The constructor copies the dicts it is given (not the tensors) and never changes them. Slices and chunks are views of
-    the same rows: a write to row i of a slice is a write to that row of the source. Where a row is repeated, its objects
-    are copied, so one row never shows what was written to another. ``meta_info`` is copied by every method that makes a
-    new DataProto.
+    The constructor copies the dicts it is given (not the tensors) and never changes them. Slices and chunks are views
+    of the same rows: a write to row i of a slice is a write to that row of the source. Where a row is repeated, its
+    objects are copied, so one row never shows what was written to another. ``meta_info`` is copied by every method that
+    makes a new DataProto.
 
     Pickled with protocol 5, tensors travel as out-of-band buffers of exactly their own bytes, on the CPU. A tensor read
     from Ray's object store lies in the store's memory: two readers of one reference see each other's in-place writes.
@@ -52,7 +52,7 @@ class DataProto:
         meta_info: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(batch, TensorDict):
-            self.batch: TensorDict | None = _like(batch, dict(batch.items()), batch.batch_size)
+            self.batch: TensorDict | None = _like(batch, columns(batch), batch.batch_size)
         else:
             self.batch = _tensordict(batch, 1) if batch else None
         self.non_tensor_batch: dict[str, np.ndarray] = dict(non_tensor_batch or {})
@@ -329,7 +329,7 @@ class DataProto:
         wanted = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
         wanted.meta_info = {k: self.meta_info.pop(k) for k in meta_info_keys or []}
         for key in batch_keys or []:
-            del self.batch[key]  # type: ignore[attr-defined]
+            del self.batch[key]  # type: ignore[union-attr]
         for key in non_tensor_batch_keys or []:
             del self.non_tensor_batch[key]
         if wanted.batch is not None and not batch_keys and wanted.non_tensor_batch:
@@ -435,13 +435,13 @@ class DataProto:
     # ---------------------------------------------------------------- inside
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {} if self.batch is None else dict(self.batch.items())
+        return columns(self.batch)
 
     def _map(self, fn: Any, rows: int) -> TensorDict | None:
         if self.batch is None:
             return None
         size = torch.Size([rows, *self.batch.batch_size[1:]])
-        return _like(self.batch, {k: fn(v) for k, v in self.batch.items()}, size)
+        return _like(self.batch, {k: fn(v) for k, v in columns(self.batch).items()}, size)
 
     def _slice(self, start: int, stop: int, memo: Memo) -> DataProto:
         batch = self._map(lambda t: slice_rows(t, start, stop, memo), stop - start)
@@ -454,7 +454,7 @@ class DataProto:
             raise IndexError(f"row {row} of a batch of {rows} rows")
         batch = None
         if self.batch is not None:
-            batch = _like(self.batch, {k: v[row] for k, v in self.batch.items()}, self.batch.batch_size[1:])
+            batch = _like(self.batch, {k: v[row] for k, v in columns(self.batch).items()}, self.batch.batch_size[1:])
         return DataProtoItem(batch, {k: v[row] for k, v in self.non_tensor_batch.items()}, copy_value(self.meta_info))
 
 

@@ -8,24 +8,25 @@ before an operation share them after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 Memo = dict[Any, Any]
 
 
-def is_jagged(t: Tensor) -> bool:
-    """Whether ``t`` is a nested tensor of layout jagged."""
-    return t.is_nested and t.layout == torch.jagged
+def columns(batch: TensorDict | None) -> dict[str, Tensor]:
+    """The tensors of ``batch`` by name, as a dict of its own; empty for None."""
+    return {} if batch is None else cast(dict[str, Tensor], dict(batch.items()))
 
 
-def _jagged_parts(t: Tensor) -> tuple[Tensor, Tensor]:
+def _jagged_parts(t: Any) -> tuple[Tensor, Tensor]:
     """Values packed along dim 0 and offsets (rows + 1,)."""
-    if t.lengths() is None and t._ragged_idx == 1:  # type: ignore[attr-defined]
+    if t.lengths() is None and t._ragged_idx == 1:
         return t.values(), t.offsets()
-    packed = torch.nested.as_nested_tensor(list(t.unbind()), layout=torch.jagged)
+    packed: Any = torch.nested.as_nested_tensor(list(t.unbind()), layout=torch.jagged)
     return packed.values(), packed.offsets()
 
 
