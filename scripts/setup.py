@@ -142,7 +142,7 @@ class Installer:
         if code == 0:
             return None
         lines = [line for line in self.log_path.read_bytes()[begin:].decode(errors="replace").splitlines() if line]
-        errors = [line for line in lines if line.startswith("ERROR")]
+        errors = [line for line in lines if line.startswith("ERROR") and "for help visit" not in line]
         return (errors or lines or [f"exit code {code}"])[-1]
 
     def pip_install(self, what: str, *arguments: str) -> str | None:
@@ -175,7 +175,9 @@ class Installer:
         if self.pip_install(f"torch {CPU_TORCH}", *wanted) is None:
             return None
         few_tries = ["--retries=1", "--timeout=20", f"--index-url={PYTORCH_CPU_INDEX}"]
-        return self.pip_install(f"torch {CPU_TORCH} from PyTorch's CPU index", *few_tries, *wanted)
+        if self.pip_install(f"torch {CPU_TORCH} from PyTorch's CPU index", *few_tries, *wanted) is None:
+            return None
+        return f"it needs torch {CPU_TORCH}, which neither pip's index nor PyTorch's gives to this machine and Python"
 
     def install(self, extras: list[str]) -> str | None:
         """Install Podium with these extras; None, or why vLLM had to be left out. Raises SetupError when all fails."""
@@ -185,6 +187,8 @@ class Installer:
             no_vllm = self.pip_install(f"podium[{','.join(extras)}]", "-e", f".[{','.join(extras)}]")
         if no_vllm is not None:
             print(f"  vLLM's {BUILDS[build]} build could not be installed: {no_vllm}", flush=True)
+            if build == "cpu" and "error" in self.try_imports(["torch"])["torch"]:
+                check_disk(self.root, "vllm")  # pip now takes whichever torch it likes, often the CUDA build
             plain = f".[{','.join(others)}]" if others else "."
             failed = self.pip_install(f"podium{plain[1:]}, without vLLM", "-e", plain)
             if failed is not None:
@@ -194,7 +198,8 @@ class Installer:
     def try_imports(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Import each in one fresh process; by name, `version`, or `error` and whether it is `missing` altogether."""
         command = [self.python, "-c", IMPORT_EACH, *names]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, errors="replace")
+        # Not from the root, where podium imports without being installed.
+        done = subprocess.run(command, cwd=self.venv, capture_output=True, text=True, errors="replace")
         lines = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@@")]
         results = {line.pop("name"): line for line in lines}
         for name in names:  # a crash leaves no line

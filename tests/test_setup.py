@@ -138,11 +138,11 @@ def test_a_failed_command_gives_the_line_that_says_why(tmp_path, capsys):
 
 
 def test_imports_are_tried_in_a_process_that_may_die(tmp_path):
-    (tmp_path / "broken.py").write_text("raise RuntimeError('operator does not exist')\n")
-    (tmp_path / "deadly.py").write_text("import os; os.abort()\n")
     installer = setup.Installer(tmp_path)
     installer.python = sys.executable
     installer.venv.mkdir()
+    (installer.venv / "broken.py").write_text("raise RuntimeError('operator does not exist')\n")
+    (installer.venv / "deadly.py").write_text("import os; os.abort()\n")
     with installer.log_path.open("w") as installer.log:
         results = installer.try_imports(["json", "broken", "no_such_module", "deadly"])
     assert "error" not in results["json"]
