@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from podium.protocol.data import DataProto, DataProtoItem, _like
-from podium.protocol.rows import cat_rows, equal_tensors
+from podium.protocol.rows import Memo, cat_rows, columns, equal_tensors
 from podium.protocol.values import copy_value, equal_values, object_array
 
 T = TypeVar("T", DataProto, TensorDict)
@@ -26,13 +26,14 @@ def union_tensor_dict(tensor_dict1: TensorDict | None, tensor_dict2: TensorDict 
     if tensor_dict2 is None:
         return tensor_dict1
     if tensor_dict1 is None:
-        return _like(tensor_dict2, dict(tensor_dict2.items()), tensor_dict2.batch_size)
+        return _like(tensor_dict2, columns(tensor_dict2), tensor_dict2.batch_size)
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         raise ValueError(f"batch sizes {list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)} differ")
-    for key, value in tensor_dict2.items():
-        if key not in tensor_dict1.keys():
+    mine = columns(tensor_dict1)
+    for key, value in columns(tensor_dict2).items():
+        if key not in mine:
             tensor_dict1[key] = value
-        elif not equal_tensors(tensor_dict1[key], value):
+        elif not equal_tensors(mine[key], value):
             raise ValueError(f"tensor column {key!r} is in both with different values")
     return tensor_dict1
 
@@ -82,15 +83,16 @@ def concat(data: Sequence[DataProto]) -> DataProto:
         only = data[0].select()
         only.meta_info = meta
         return only
-    batch, memo = None, {}  # type: ignore[var-annotated]
-    first = data[0].batch
-    _same_keys([d._tensors() for d in data], "tensor")
+    batch, first = None, data[0].batch
+    memo: Memo = {}
+    tensors = [d._tensors() for d in data]
+    _same_keys(tensors, "tensor")
     if any((d.batch is None) != (first is None) for d in data):
         raise ValueError("cannot concatenate batches with tensors and batches without")
     if first is not None:
         rows = sum(len(d) for d in data)
         size = torch.Size([rows, *first.batch_size[1:]])
-        batch = _like(first, {k: cat_rows([d.batch[k] for d in data], memo) for k in first.keys()}, size)  # type: ignore[index]
+        batch = _like(first, {k: cat_rows([t[k] for t in tensors], memo) for k in tensors[0]}, size)
     _same_keys([d.non_tensor_batch for d in data], "object")
     objects = {k: np.concatenate([d.non_tensor_batch[k] for d in data]) for k in data[0].non_tensor_batch}
     return DataProto._make(batch, objects, meta)
@@ -176,7 +178,7 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     lead = (new_batch_size, rows // new_batch_size)
     batch = None
     if data.batch is not None:
-        folded = {k: v.reshape(*lead, *v.shape[1:]) for k, v in data.batch.items()}
+        folded = {k: v.reshape(*lead, *v.shape[1:]) for k, v in columns(data.batch).items()}
         batch = _like(data.batch, folded, torch.Size([new_batch_size]))
     objects = {k: v.reshape(*lead, *v.shape[1:]) for k, v in data.non_tensor_batch.items()}
     return DataProto._make(batch, objects, copy_value(data.meta_info))
@@ -186,7 +188,7 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """The first ``batch_dims`` dimensions become the rows; undoes ``fold_batch_dim``."""
     batch = None
     if data.batch is not None:
-        flat = {k: v.reshape(-1, *v.shape[batch_dims:]) for k, v in data.batch.items()}
+        flat = {k: v.reshape(-1, *v.shape[batch_dims:]) for k, v in columns(data.batch).items()}
         rows = next((len(v) for v in flat.values()), 0)
         batch = _like(data.batch, flat, torch.Size([rows]))
     objects = {k: v.reshape(-1, *v.shape[batch_dims:]) for k, v in data.non_tensor_batch.items()}
@@ -249,7 +251,7 @@ def collate_fn(x: Sequence[DataProtoItem]) -> DataProto:
         raise ValueError("collate_fn needs at least one row")
     tensors = None
     if x[0].batch is not None:
-        tensors = {k: torch.stack([item.batch[k] for item in x]) for k in x[0].batch.keys()}  # type: ignore[index]
+        tensors = {k: torch.stack([item.batch[k] for item in x]) for k in columns(x[0].batch)}  # type: ignore[index]
     objects = list_of_dict_to_dict_of_list([item.non_tensor_batch for item in x])
     return DataProto.from_dict(tensors, {k: object_array(v) for k, v in objects.items()})
 

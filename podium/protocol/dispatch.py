@@ -52,8 +52,8 @@ class DispatchMode:
 
     Attributes:
         name: as in ``Dispatch.<name>``.
-        dispatch_fn: ``(group, *args, **kwargs) -> (args, kwargs)`` in which every argument is a list with one value a rank.
-        collect_fn: ``(group, outputs) -> result``; outputs has one value a rank, None for ranks not in ``collect_ranks``.
+        dispatch_fn: ``(group, *args, **kwargs) -> (args, kwargs)``; every argument is a list with one value a rank.
+        collect_fn: ``(group, outputs) -> result``; one output a rank, None for ranks not in ``collect_ranks``.
         collect_ranks: ``(group) -> ranks`` whose answers are sent back (None: all).
         gives_data_proto: whether a non-blocking call gives a DataProtoFuture.
         rank_zero: only rank 0 runs, and its value is the result.

@@ -40,7 +40,8 @@ class RoleHost:
                 with constructing(self.context):
                     self.context.roles[role] = spec()
             except UserError as e:
-                raise self.note(e, role, "__init__")
+                self.note(e, role, "__init__")
+                raise
             except Exception as e:
                 raise self.report(e, role, "__init__") from e
 
@@ -66,14 +67,14 @@ class RoleHost:
                 result = drop_padding(result, padded)
             return result if answer else None
         except UserError as e:
-            raise self.note(e, role, method)
+            self.note(e, role, method)
+            raise
         except Exception as e:
             raise self.report(e, role, method) from e
 
-    def note(self, e: UserError, role: str, method: str) -> UserError:
-        """``e`` as it is, with a note of where it comes from."""
+    def note(self, e: UserError, role: str, method: str) -> None:
+        """Say on ``e``, which travels as it is, where it comes from."""
         e.add_note(f"raised by {role}.{method} on rank {self.context.rank}")
-        return e
 
     def report(self, e: Exception, role: str, method: str) -> WorkerError:
         """What the driver sees of ``e``: role, rank, method and traceback."""

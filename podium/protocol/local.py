@@ -37,7 +37,10 @@ class _Done(Handle):
 
 
 class InProcess(Transport):
-    """Rank 0 of 1, here: calls run at once in the calling thread, so ``breakpoint()`` works. No deadline can be kept."""
+    """Rank 0 of 1, here: calls run at once in the calling thread, so ``breakpoint()`` works.
+
+    No deadline can be kept here.
+    """
 
     world_size = 1
 

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from podium.protocol.data import DataProto
+from podium.protocol.rows import columns
 from podium.utils.errors import UserError
 
 DISPATCH_VALID = "dispatch_valid"
@@ -28,7 +29,7 @@ def shard(data: DataProto, n: int) -> list[DataProto]:
     """
     rows = len(data)
     if rows == 0:
-        if data.non_tensor_batch or (data.batch is not None and data.batch.keys()):
+        if data.non_tensor_batch or columns(data.batch):
             raise UserError(f"cannot dispatch a batch of 0 rows to {n} ranks; skip the call or send at least one row")
         return [data.select() for _ in range(n)]
     if rows % n == 0:
@@ -55,8 +56,8 @@ def real_rows(values: Iterable[Any]) -> tuple[int, int] | None:
     for value in values:
         if isinstance(value, DataProto | TensorDict):
             batch = value.batch if isinstance(value, DataProto) else value
-            if batch is not None and DISPATCH_VALID in batch.keys():
-                valid = batch[DISPATCH_VALID]
+            valid = columns(batch).get(DISPATCH_VALID)
+            if valid is not None:
                 return int(valid.sum()), len(valid)
     return None
 
@@ -75,12 +76,12 @@ def drop_padding(result: Any, rows: tuple[int, int]) -> Any:
     if not isinstance(result, DataProto):
         return result
     real, sent = rows
-    if result.batch is not None and DISPATCH_VALID in result.batch.keys():
-        keep = result.batch[DISPATCH_VALID]
+    tensors = columns(result.batch)
+    if DISPATCH_VALID in tensors:
+        keep = tensors.pop(DISPATCH_VALID)
         result = result if bool(keep.all()) else result.select_idxs(keep)
-        kept = [k for k in result.batch.keys() if k != DISPATCH_VALID]  # type: ignore[union-attr]
-        result = result.select(batch_keys=kept)
-        if not kept and result.non_tensor_batch:
+        result = result.select(batch_keys=list(tensors))
+        if not tensors and result.non_tensor_batch:
             result.batch = None
         return result
     got = len(result)
@@ -88,7 +89,7 @@ def drop_padding(result: Any, rows: tuple[int, int]) -> Any:
         return result
     if got % sent:
         raise ValueError(
-            f"the batch had {real} real rows padded to {sent}, the result has {got} rows: cannot tell which are padding; "
-            f"carry the column {DISPATCH_VALID!r} along"
+            f"the batch had {real} real rows padded to {sent}, the result has {got} rows: cannot tell which are "
+            f"padding; carry the column {DISPATCH_VALID!r} along"
         )
     return result.slice(0, real * (got // sent))

@@ -8,6 +8,7 @@ import numpy as np
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from podium.protocol.rows import columns
 from podium.protocol.values import object_array
 
 
@@ -20,7 +21,7 @@ def join_tensordict(
     if twice:
         raise ValueError(f"name(s) {twice} are used twice among batch, non_tensor_batch and meta_info")
     size = batch.batch_size if batch is not None else [rows]
-    out = TensorDict(dict(batch.items()) if batch is not None else {}, batch_size=size)
+    out: Any = TensorDict({**columns(batch)}, batch_size=size)
     for key, column in objects.items():
         cells = [NonTensorData(value) for value in column]
         # A stack of nothing cannot be built; an empty column is one value that says so.
@@ -38,8 +39,8 @@ def split_tensordict(td: TensorDict | None) -> tuple[dict[str, Tensor], dict[str
     meta: dict[str, Any] = {}
     if td is None:
         return tensors, objects, meta
-    for key in td.keys():
-        value = td._get_str(key, None)
+    for key in map(str, list(td.keys())):
+        value: Any = td._get_str(key, None)
         if isinstance(value, NonTensorStack):
             objects[key] = object_array(cell.data for cell in value.tensordicts)
         elif isinstance(value, NonTensorData):

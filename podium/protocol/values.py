@@ -80,7 +80,7 @@ def _equal_arrays(a: Any, b: Any) -> bool:
 
 
 class _Packed:
-    """Stands for a tensor while pickling, so that its bytes travel out of band and nothing but its own bytes travels."""
+    """Stands for a tensor while pickling, so that its own bytes, and no others, travel out of band."""
 
     __slots__ = ("tensor",)
 
