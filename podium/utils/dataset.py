@@ -93,7 +93,8 @@ class _PromptRenderer:
                 )
             )
         except Exception as error:  # a template raises what it likes
-            raise UserError(f"{self._rows.where(row)}: the chat template refuses the prompt ({error})") from error
+            reason = " ".join(str(error).split())
+            raise UserError(f"{self._rows.where(row)}: the chat template refuses the prompt ({reason})") from error
 
     def _tokenize(self, pending: list[tuple[int, str, bool]]) -> Iterator[list[int]]:
         encoded: dict[int, list[int]] = {}

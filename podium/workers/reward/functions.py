@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -62,23 +63,21 @@ class FileFunction:
 def _import_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise UserError(f"custom_reward_function.path={file}: there is no such file")
-    module_name = f"podium_reward_function_{file.stem}"
+    # Files of one name in two folders are two modules.
+    module_name = f"podium_reward_{file.stem}_{zlib.crc32(str(file).encode()):08x}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise UserError(f"custom_reward_function.path={file}: not a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
-    previous = sys.modules.get(module_name)
     sys.modules[module_name] = module  # dataclasses and typing look a class's module up there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        if previous is None:
-            del sys.modules[module_name]
-        else:
-            sys.modules[module_name] = previous
+        sys.modules.pop(module_name, None)
+        message = " ".join(str(error).split())
         raise UserError(
             f"custom_reward_function.path={file}: importing it fails{_line_in(error, file)} with "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {message}"
         ) from error
     return module
 

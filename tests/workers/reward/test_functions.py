@@ -1,0 +1,111 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from podium.utils.errors import UserError
+from podium.workers.reward.functions import default_compute_score, load_reward_function
+
+CALL = {"data_source": "x", "solution_str": "12", "ground_truth": "12", "extra_info": {}}
+GOOD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    return float(solution_str == ground_truth) + bonus
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="my_reward.py"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write_file
+
+
+def test_a_function_of_a_file_with_keyword_arguments(write):
+    path = write(GOOD)
+    assert load_reward_function(path)(**CALL) == 1.0
+    assert load_reward_function(path, "compute_score", {"bonus": 0.5})(**CALL) == 1.5
+
+
+def test_classes_of_the_file_work(write):
+    path = write(
+        """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Score:
+    value: float
+
+class Judge:
+    def __call__(self, data_source, solution_str, ground_truth, extra_info=None):
+        return Score(0.25).value
+
+compute_score = Judge()
+"""
+    )
+    assert load_reward_function(path)(**CALL) == 0.25
+
+
+def test_it_pickles_to_a_process_that_has_never_seen_the_file(write, tmp_path):
+    payload = tmp_path / "fn.pickle"
+    payload.write_bytes(pickle.dumps(load_reward_function(write(GOOD), kwargs={"bonus": 0.5})))
+    code = f"import pickle; print(pickle.load(open({str(payload)!r}, 'rb'))(**{CALL!r}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "1.5"
+
+
+def test_the_quickstarts_reward_loads():
+    assert load_reward_function("examples/quickstart/reward.py")(**CALL) == 1.0
+
+
+def failure(path, name="compute_score", kwargs=None):
+    with pytest.raises(UserError) as caught:
+        load_reward_function(path, name, kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_files_that_do_not_load_are_told_with_the_line(write, tmp_path):
+    assert "custom_reward_function.path" in failure(str(tmp_path / "no.py"))
+    assert "there is no such file" in failure(str(tmp_path / "no.py"))
+    assert "not a Python file" in failure(write("", "reward.txt"))
+    text = failure(write("import os\n\nimport no_such_module_here\n"))
+    assert "importing it fails at line 3 with ModuleNotFoundError: No module named 'no_such_module_here'" in text
+    assert "at line 2 with SyntaxError" in failure(write("x = 1\ndef f(:\n"))
+    assert "at line 1 with SystemExit: 3" in failure(write("raise SystemExit(3)\n"))
+    # An error deep in a library is told by the line of the file that led there.
+    assert "at line 4 with JSONDecodeError" in failure(write("import json\n\ndef f():\n    json.loads('{')\n\nf()\n"))
+    assert not [name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", ""))]
+
+
+def test_names_that_are_not_there(write):
+    path = write(GOOD + "LIMIT = 3\n")
+    assert "custom_reward_function.name=compute_scor" in failure(path, "compute_scor")
+    assert "did you mean compute_score?" in failure(path, "compute_scor")
+    assert "it has compute_score" in failure(path, "zzz")
+    assert "that is int, not a function" in failure(path, "LIMIT")
+    assert "no functions" in failure(write(""), "f")
+
+
+def test_signatures_that_cannot_be_called(write):
+    text = failure(write("def compute_score(answer, truth): return 1\n"))
+    assert "compute_score(answer, truth)" in text
+    assert "data_source, solution_str, ground_truth, extra_info" in text
+    assert "missing a required argument" in text or "unexpected keyword argument" in text
+    assert "unexpected keyword argument 'bonsu'" in failure(write(GOOD), kwargs={"bonsu": 1})
+    assert "'extra_info', which every call already passes" in failure(write(GOOD), kwargs={"extra_info": 1})
+
+
+def test_without_a_path_the_data_source_chooses():
+    assert load_reward_function(None) is default_compute_score
+    with pytest.raises(UserError, match=r"reward_kwargs is set, but custom_reward_function.path is not"):
+        load_reward_function(None, kwargs={"a": 1})
+    assert default_compute_score("exact_match", " 12\n", 12) == 1.0
+    assert default_compute_score("exact_match", "21", "12") == 0.0
+    with pytest.raises(UserError, match=r"data_source 'my/data'.*custom_reward_function.path"):
+        default_compute_score("my/data", "1", "1")
+    with pytest.raises(UserError, match=r"no reward_model.ground_truth"):
+        default_compute_score("exact_match", "1", None)
