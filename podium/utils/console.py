@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,14 +25,15 @@ _PLAIN_WIDTH = 120
 class ConsoleLogger:
     """Shows step, reward, KL, response length, and seconds by phase.
 
-    On a terminal a progress bar is redrawn in place and only validation stays on the screen; elsewhere (a file, a pipe)
-    each step is one line of aligned columns.
+    On a terminal a progress bar and the numbers below it are redrawn in place, and only validation stays on the screen;
+    elsewhere (a file, a pipe) each step is one line of aligned columns.
     """
 
     def __init__(self, total_steps: int, console: Console | None = None):
         self._console = console or Console()
         self._total = total_steps
-        self._progress: Progress | None = None
+        self._progress = Progress("step", BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
+        self._live: Live | None = None
         self._phases: list[str] = []
         if not self._console.is_interactive and console is None:
             self._console = Console(width=_PLAIN_WIDTH)
@@ -46,7 +48,7 @@ class ConsoleLogger:
         if validation:
             self._print(f"step {step}: {validation}")
         if cells:
-            self._draw(step, "  ".join([*cells, *self._times(metrics)]))
+            self._draw(step, "  ".join(cells), "  ".join(self._times(metrics)))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Prints rows below a title; control characters are written as escapes, long cells clipped."""
@@ -58,21 +60,20 @@ class ConsoleLogger:
         self._console.print(table)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _draw(self, step: int, line: str) -> None:
-        if self._progress is None:
-            columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
-            text = TextColumn("{task.fields[line]}", markup=False)
-            self._progress = Progress("step", *columns, text, console=self._console)
-            self._task = self._progress.add_task("step", total=self._total, line="")
-            self._progress.start()
-        self._progress.update(self._task, completed=step, line=line, refresh=True)
+    def _draw(self, step: int, *lines: str) -> None:
+        if self._live is None:
+            self._task = self._progress.add_task("step", total=self._total)
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._progress.update(self._task, completed=step)
+        self._live.update(Group(self._progress, *map(Text, lines)), refresh=True)
 
     def _times(self, metrics: Mapping[str, Any]) -> list[str]:
         """Seconds by phase in the order in which phases first came, so that columns stay where they are."""
