@@ -1,42 +1,64 @@
 """Hugging Face models as trainable modules: found, loaded, and written back as ordinary directories."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from huggingface_hub import save_torch_state_dict
+from transformers import AutoConfig
 
 from podium.utils.errors import UserError
+from podium.utils.tokenizer import resolve_model
 
 
 def load_hf_config(path: str, key: str, trust_remote_code: bool = False) -> Any:
-    """The model's config, from a directory or the local hub cache; never waits for a network.
+    """The model's config, from a directory, the local cache or the hub; says at once when it is in none of them.
 
     Raises:
-        UserError: there is no such model here; names the configuration key it came from.
+        UserError: there is no such model; names the configuration key it came from.
     """
-    if not path:
-        raise UserError(f"{key} is not set: expected a Hugging Face model directory or a cached hub name")
-    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+    resolved, local_files_only = resolve_model(path, key=key)
+    if Path(resolved).is_dir() and not (Path(resolved) / "config.json").is_file():
         raise UserError(f"{key}={path}: the directory has no config.json, so it is not a Hugging Face model")
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoConfig.from_pretrained(
+            resolved, trust_remote_code=trust_remote_code, local_files_only=local_files_only
+        )
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{key}={path}: no model there ({first}); expected a directory with config.json and weights, or a hub name "
-            f"already downloaded with `hf download {path}`"
-        ) from None
+        raise UserError(f"{key}={path}: its config does not load ({str(error).strip().splitlines()[0]})") from None
 
 
-def load_causal_lm(path: str, dtype: torch.dtype, *, gradient_checkpointing: bool, trust_remote_code: bool) -> torch.nn.Module:
-    """The model with its weights, on the CPU, in `dtype`, in train mode with dropout as the checkpoint has it."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code, local_files_only=True
+def load_pretrained(
+    auto_class: Any, path: str, dtype: torch.dtype, *, gradient_checkpointing: bool, trust_remote_code: bool
+) -> torch.nn.Module:
+    """A model with its weights, on the CPU, in `dtype`.
+
+    Args:
+        auto_class: ``AutoModelForCausalLM`` or ``AutoModel``.
+        gradient_checkpointing: recompute activations in backward.
+    """
+    resolved, local_files_only = resolve_model(path)
+    model = auto_class.from_pretrained(
+        resolved,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+        local_files_only=local_files_only,
     )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def write_hf(path: str, tensors: dict[str, torch.Tensor], config: Any, architecture: str) -> None:
+    """Writes an ordinary Hugging Face directory: config.json and safetensors, in shards where they are large."""
+    target = Path(path)
+    target.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(tensors, target)
+    fields = json.loads(config.to_json_string(use_diff=True))
+    fields["architectures"] = [architecture]
+    (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def transformer_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

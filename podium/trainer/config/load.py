@@ -18,16 +18,21 @@ from podium.utils.errors import UserError
 T = TypeVar("T")
 
 
-def load_config(cls: type[T], overrides: list[str]) -> T:
+def load_config(cls: type[T], overrides: list[str]) -> tuple[T, set[str]]:
     """Builds `cls` from its defaults and Hydra-style overrides (``a.b=1``, ``a.c=[x,y]``, ``a.d=null``).
+
+    Returns:
+        The configuration, and the keys that the overrides set.
 
     Raises:
         UserError: syntax, an unknown key (with the nearest one named), or a value of the wrong type.
     """
     config = OmegaConf.structured(cls)
     known = {key: kind for key, kind, _, _ in walk(cls)}
+    explicit = set()
     for text in overrides:
         key, value = _parse(text)
+        explicit.add(key)
         if key not in known and not _inside_free_form(key, known):
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.4) or _same_leaf(key, known)
             hint = f"did you mean {near[0]}?" if near else "--help lists all keys"
@@ -37,7 +42,7 @@ def load_config(cls: type[T], overrides: list[str]) -> T:
         except OmegaConfBaseException as error:
             expected = getattr(known.get(key), "__name__", str(known.get(key)))
             raise UserError(f"{text}: {key} takes {expected}, got {value!r} ({str(error).splitlines()[0]})") from None
-    return typing.cast(T, OmegaConf.to_object(config))
+    return typing.cast(T, OmegaConf.to_object(config)), explicit
 
 
 def _parse(text: str) -> tuple[str, Any]:
@@ -96,14 +101,14 @@ def help_text(cls: type, usage: str) -> str:
     return "\n".join(lines)
 
 
-def parse_command_line(cls: type[T], usage: str, argv: list[str] | None = None) -> T:
+def parse_command_line(cls: type[T], usage: str, argv: list[str] | None = None) -> tuple[T, set[str]]:
     """`load_config` for a `main`: answers ``--help`` and ``--print-config`` itself."""
     argv = sys.argv[1:] if argv is None else argv
     if any(a in ("-h", "--help") for a in argv):
         print(help_text(cls, usage))
         raise SystemExit(0)
-    config = load_config(cls, [a for a in argv if a != "--print-config"])
+    config, explicit = load_config(cls, [a for a in argv if a != "--print-config"])
     if "--print-config" in argv:
         print(OmegaConf.to_yaml(OmegaConf.structured(config)), end="")
         raise SystemExit(0)
-    return config
+    return config, explicit

@@ -48,6 +48,8 @@ class SFTTrainerConfig(TrackingConfig):
     """Who runs the workers: ray | local."""
     test_freq: int = -1
     """Steps between validations; -1 validates at the end only."""
+    log_freq: int = 1
+    """Steps between log lines."""
     seed: int = 0
     """Seeds the model."""
     rpc_timeout_s: float = 1800.0
@@ -60,6 +62,8 @@ class SFTConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    strategy: str = "fsdp"
+    """Training engine: fsdp."""
     grad_clip: float = 1.0
     """Largest global gradient norm."""
     trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)

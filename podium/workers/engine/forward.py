@@ -25,7 +25,7 @@ def forward_log_probs(model: torch.nn.Module, batch: Tensors, temperature: float
 def forward_values(model: torch.nn.Module, batch: Tensors) -> Tensors:
     """``values`` (b, R) float32: position t holds the value of the state in which response token t is chosen."""
     inputs, kept = _trim(batch)
-    values = model(**inputs)[:, -kept - 1 : -1].float()
+    values = model(**inputs)[:, -kept - 1 : -1, 0].float()
     return {"values": _widen(values, batch["responses"].shape[1])}
 
 

@@ -1,20 +1,17 @@
 """The FSDP2 engine: parameters, gradients and optimizer state sharded over all ranks (ZeRO-3), on CUDA or CPU."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from podium.models.hf import disable_dropout, transformer_blocks
+from podium.models.hf import disable_dropout, transformer_blocks, write_hf
 from podium.utils.device import device, init_distributed
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import LossFn, NonFiniteError, Tensors, TrainEngine, accumulate, reduce_metrics
@@ -130,15 +127,11 @@ class FSDPEngine(TrainEngine):
         return [self._optimizer] if self._optimizer is not None else []
 
     def save_hf(self, path: str) -> None:
-        config = self._module.config
         dtype = next(self._module.parameters()).dtype
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.export(dtype) if self._is_writer()}
+        whole = {name: tensor.cpu() for name, tensor in self.export(dtype) if self._is_writer()}
         if self._is_writer():
-            Path(path).mkdir(parents=True, exist_ok=True)
-            save_file(tensors, Path(path) / "model.safetensors", metadata={"format": "pt"})
-            config = json.loads(config.to_json_string(use_diff=True))
-            config["architectures"] = [type(self._module).__name__.removeprefix("FSDP")]
-            (Path(path) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            plain_name = type(self._module).__name__.removeprefix("FSDP")
+            write_hf(path, whole, self._module.config, getattr(self._module, "hf_architecture", plain_name))
         torch.distributed.barrier()
 
     def _is_writer(self) -> bool:

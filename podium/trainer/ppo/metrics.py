@@ -1,0 +1,89 @@
+"""A step's numbers, under verl's names, from the finished batch."""
+
+import torch
+
+from podium.protocol import DataProto
+from podium.utils.torch_functional import masked_mean, masked_var
+
+
+def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
+    """Scores, rewards, advantages, returns, values and lengths of a batch of B responses.
+
+    Sequence sums for score and reward, valid tokens for the others.
+    """
+    assert batch.batch is not None
+    tensors = batch.batch
+    mask = tensors["response_mask"].bool()
+    lengths = mask.sum(dim=-1).float()
+    prompt_lengths = tensors["attention_mask"].sum(dim=-1).float() - lengths
+    metrics = {
+        **_spread("critic/score", tensors["token_level_scores"].sum(dim=-1)),
+        **_spread("critic/rewards", tensors["token_level_rewards"].sum(dim=-1)),
+        **_spread("critic/advantages", tensors["advantages"][mask]),
+        **_spread("critic/returns", tensors["returns"][mask]),
+        **_spread("response_length", lengths),
+        **_spread("prompt_length", prompt_lengths),
+        "response_length/clip_ratio": float((lengths == max_response_length).float().mean()),
+    }
+    if "values" in tensors:
+        metrics.update(_spread("critic/values", tensors["values"][mask]))
+        residual = masked_var(tensors["returns"] - tensors["values"], mask)
+        metrics["critic/vf_explained_var"] = float(1.0 - residual / (masked_var(tensors["returns"], mask) + 1e-5))
+    return metrics
+
+
+def rollout_gap_metrics(batch: DataProto) -> dict[str, float]:
+    """How far the training engine's log-probs are from those of the engine that drew the tokens.
+
+    Both are of the same weights at the same temperature, so the gap is numerics alone; a large one means that sampling
+    and training disagree about the policy.
+    """
+    assert batch.batch is not None
+    mask = batch.batch["response_mask"].bool()
+    rollout, trained = batch.batch["rollout_log_probs"][mask], batch.batch["old_log_probs"][mask]
+    probs_gap = (rollout.exp() - trained.exp()).abs()
+    log_gap = (rollout - trained).abs()
+    return {
+        "training/rollout_probs_diff_mean": float(probs_gap.mean()),
+        "training/rollout_probs_diff_max": float(probs_gap.max()),
+        "training/rollout_probs_diff_std": float(probs_gap.std(correction=0)),
+        "training/rollout_log_probs_diff_mean": float(log_gap.mean()),
+        "training/rollout_log_probs_diff_max": float(log_gap.max()),
+    }
+
+
+def entropy_of(batch: DataProto) -> float:
+    """Mean entropy of the policy's next-token distributions over the valid tokens, nats."""
+    assert batch.batch is not None
+    return float(masked_mean(batch.batch["entropys"], batch.batch["response_mask"]))
+
+
+def update_metrics(role: str, updates: list[dict[str, float]]) -> dict[str, float]:
+    """The optimizer steps of one iteration as one: the mean of each metric, the largest of those named ``*_max``.
+
+    The loss functions name their metrics in full; the engine's own (grad_norm, lr) get the role's name.
+    """
+    metrics = {}
+    for name in updates[0]:
+        values = [update[name] for update in updates]
+        key = name if "/" in name else f"{role}/{name}"
+        metrics[key] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return metrics
+
+
+def throughput_metrics(batch: DataProto, seconds: float, ranks: int) -> dict[str, float]:
+    """Tokens (prompt and response) a second and rank over the whole step."""
+    assert batch.batch is not None
+    tokens = int(batch.batch["attention_mask"].sum())
+    return {
+        "perf/total_num_tokens": tokens,
+        "perf/time_per_step": seconds,
+        "perf/throughput": tokens / seconds / ranks,
+    }
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    if values.numel() == 0:
+        return {}
+    values = values.float()
+    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}

@@ -1,0 +1,141 @@
+"""The resolved plan of a run: batch-size arithmetic done once, checked, and printed before anything starts."""
+
+from dataclasses import dataclass
+
+from podium.trainer.config.ppo import PPOConfig
+from podium.utils.errors import UserError
+
+GROUP_ESTIMATORS = (
+    "grpo",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "grpo_passk",
+    "gdpo",
+    "optimal_token_baseline",
+)
+"""Estimators that compare a response with others to the same prompt."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who runs where, and how many sequences each rank has in each phase."""
+
+    ranks: int
+    use_critic: bool
+    use_reference: bool
+    use_kl_in_reward: bool
+    steps_per_epoch: int
+    total_steps: int
+    rows: int
+    """Sequences in an iteration, over all ranks: prompts times rollout.n."""
+    actor_mini_rows: int
+    """Sequences in an optimizer step of the actor, over all ranks."""
+    critic_mini_rows: int
+    actor_micro_rows: int
+    """Sequences in one forward and backward on one rank."""
+    critic_micro_rows: int
+    log_prob_micro_rows: int
+    ref_micro_rows: int
+    actor_updates: int
+    """Optimizer steps of the actor in the whole run."""
+    critic_updates: int
+    critic_epochs: int
+
+    def describe(self, config: PPOConfig) -> str:
+        """The plan as lines for the console."""
+        roles = ["actor", *(["critic"] * self.use_critic), *(["ref"] * self.use_reference), "rollout"]
+        rollout = config.actor_rollout_ref.rollout
+        lines = [
+            f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
+            f"engine {config.actor_rollout_ref.actor.strategy}, rollout {rollout.name}",
+            f"{self.total_steps} steps ({self.steps_per_epoch} an epoch): {config.data.train_batch_size} prompts x "
+            f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank",
+            f"actor: mini-batch {self.actor_mini_rows} sequences ({self.actor_mini_rows // self.ranks} a rank, "
+            f"micro-batch {self.actor_micro_rows}), {self.actor_updates} optimizer steps in all",
+        ]
+        if self.use_critic:
+            lines.append(
+                f"critic: mini-batch {self.critic_mini_rows} sequences ({self.critic_mini_rows // self.ranks} a rank, "
+                f"micro-batch {self.critic_micro_rows}), {self.critic_updates} optimizer steps in all"
+            )
+        return "\n".join(f"plan  {line}" for line in lines)
+
+
+def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
+    """Checks the arithmetic of `config` against a training set of `dataset_rows` prompts.
+
+    Raises:
+        UserError: something does not divide, is not set, or does not fit together; with the numbers.
+    """
+    data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    trainer, algorithm, critic = config.trainer, config.algorithm, config.critic
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    n = rollout.n
+    if ranks < 1 or n < 1:
+        raise UserError(
+            f"trainer.nnodes={trainer.nnodes}, trainer.n_gpus_per_node={trainer.n_gpus_per_node} and "
+            f"actor_rollout_ref.rollout.n={n} must all be at least 1"
+        )
+    if n == 1 and algorithm.adv_estimator in GROUP_ESTIMATORS:
+        raise UserError(
+            f"algorithm.adv_estimator={algorithm.adv_estimator} compares responses to the same prompt, and "
+            "actor_rollout_ref.rollout.n=1 leaves nothing to compare: set it to 2 or more"
+        )
+    if dataset_rows < data.train_batch_size:
+        raise UserError(f"data.train_batch_size={data.train_batch_size}, but data.train_files has {dataset_rows} rows")
+    use_critic = algorithm.adv_estimator == "gae"
+    use_kl_in_reward = algorithm.use_kl_in_reward
+    if use_kl_in_reward is None:
+        use_kl_in_reward = algorithm.kl_ctrl.kl_coef > 0
+    micro = _required(actor.ppo_micro_batch_size_per_gpu, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu")
+    critic_mini = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
+    for key, mini in (
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size),
+        ("critic.ppo_mini_batch_size", critic_mini),
+    ):
+        _check_division(key, mini, data.train_batch_size, n, ranks)
+    steps_per_epoch = dataset_rows // data.train_batch_size
+    total_steps = trainer.total_training_steps or steps_per_epoch * trainer.total_epochs
+    critic_epochs = critic.ppo_epochs or actor.ppo_epochs
+    actor_steps = max(0, total_steps - (trainer.critic_warmup if use_critic else 0))
+    return Plan(
+        ranks=ranks,
+        use_critic=use_critic,
+        use_reference=use_kl_in_reward or actor.use_kl_loss,
+        use_kl_in_reward=use_kl_in_reward,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        rows=data.train_batch_size * n,
+        actor_mini_rows=actor.ppo_mini_batch_size * n,
+        critic_mini_rows=critic_mini * n,
+        actor_micro_rows=micro,
+        critic_micro_rows=critic.ppo_micro_batch_size_per_gpu or micro,
+        log_prob_micro_rows=rollout.log_prob_micro_batch_size_per_gpu or micro,
+        ref_micro_rows=config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu or micro,
+        actor_updates=actor_steps * actor.ppo_epochs * (data.train_batch_size // actor.ppo_mini_batch_size),
+        critic_updates=total_steps * critic_epochs * (data.train_batch_size // critic_mini),
+        critic_epochs=critic_epochs,
+    )
+
+
+def _required(value: int | None, key: str) -> int:
+    if value is None:
+        raise UserError(f"{key} is not set: the sequences that fit in one forward and backward on one rank")
+    if value < 1:
+        raise UserError(f"{key}={value}: expected at least 1")
+    return value
+
+
+def _check_division(key: str, mini: int, batch: int, n: int, ranks: int) -> None:
+    if mini < 1 or batch % mini:
+        raise UserError(
+            f"{key}={mini} does not divide data.train_batch_size={batch} (both count prompts): "
+            f"{batch} / {mini} = {batch / mini if mini else 0:.2f} mini-batches"
+        )
+    if mini * n % ranks:
+        raise UserError(
+            f"{key}={mini} prompts x actor_rollout_ref.rollout.n={n} = {mini * n} sequences do not divide over "
+            f"{ranks} ranks: {mini * n} / {ranks} = {mini * n / ranks:.2f}"
+        )

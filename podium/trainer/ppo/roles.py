@@ -1,0 +1,105 @@
+"""The worker classes of a PPO run with their arguments, from the configuration and its plan."""
+
+import importlib.util
+from typing import Any
+
+from podium.models.hf import load_hf_config
+from podium.protocol import ClassWithInitArgs
+from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
+from podium.trainer.ppo.plan import Plan
+from podium.utils.errors import UserError
+from podium.workers.actor import ActorWorker
+from podium.workers.critic import CriticWorker
+from podium.workers.reference import ReferenceWorker
+from podium.workers.rollout.worker import RolloutWorker
+
+
+def check_models(config: PPOConfig, device: str) -> None:
+    """Finds out what would otherwise fail minutes later, in a worker.
+
+    Raises:
+        UserError: a model that is not there, a rollout engine that is not installed or cannot run the model.
+    """
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    hf_config = load_hf_config(model.path, "actor_rollout_ref.model.path", model.trust_remote_code)
+    if config.critic.model.path:
+        load_hf_config(config.critic.model.path, "critic.model.path", config.critic.model.trust_remote_code)
+    width = config.data.max_prompt_length + config.data.max_response_length
+    text_config = hf_config.get_text_config()
+    longest = getattr(text_config, "max_position_embeddings", None)
+    if longest is not None and width > longest:
+        raise UserError(
+            f"data.max_prompt_length={config.data.max_prompt_length} + data.max_response_length="
+            f"{config.data.max_response_length} = {width} tokens, but the model at {model.path} has {longest} positions"
+        )
+    if rollout.name == "vllm":
+        _check_vllm(text_config, device)
+
+
+def _check_vllm(text_config: Any, device: str) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        extra = "vllm" if device == "cuda" else "cpu"
+        raise UserError(
+            f"actor_rollout_ref.rollout.name=vllm, but vllm is not installed: pip install 'podium[{extra}]', or use "
+            "actor_rollout_ref.rollout.name=hf"
+        )
+    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+    if device == "cpu" and head_dim % 32:
+        raise UserError(
+            f"the model's head_dim is {head_dim}, and vLLM on a CPU takes multiples of 32: use "
+            "actor_rollout_ref.rollout.name=hf"
+        )
+
+
+def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, ClassWithInitArgs]:
+    """Roles by name, in the order in which a process builds them: what is trained first, the rollout last."""
+    actor_rollout_ref, data = config.actor_rollout_ref, config.data
+    actor, rollout = actor_rollout_ref.actor, actor_rollout_ref.rollout
+    roles = {
+        "actor": ClassWithInitArgs(
+            ActorWorker,
+            actor_rollout_ref.model,
+            actor,
+            PolicyObjective.from_config(actor),
+            temperature=rollout.temperature,
+            entropy_grad=actor.entropy_coeff != 0,
+            mini_batch_rows=plan.actor_mini_rows // plan.ranks,
+            micro_batch_rows=plan.actor_micro_rows,
+            infer_rows=plan.log_prob_micro_rows,
+            epochs=actor.ppo_epochs,
+            total_steps=plan.actor_updates,
+        )
+    }
+    if plan.use_critic:
+        roles["critic"] = ClassWithInitArgs(
+            CriticWorker,
+            config.critic.model.path or actor_rollout_ref.model.path,
+            config.critic,
+            ValueObjective(config.critic),
+            mini_batch_rows=plan.critic_mini_rows // plan.ranks,
+            micro_batch_rows=plan.critic_micro_rows,
+            epochs=plan.critic_epochs,
+            total_steps=plan.critic_updates,
+        )
+    if plan.use_reference:
+        roles["ref"] = ClassWithInitArgs(
+            ReferenceWorker,
+            actor_rollout_ref.model,
+            actor.strategy,
+            actor_rollout_ref.ref.fsdp_config,
+            temperature=rollout.temperature,
+            infer_rows=plan.ref_micro_rows,
+        )
+    roles["rollout"] = ClassWithInitArgs(
+        RolloutWorker,
+        actor_rollout_ref.model.path,
+        rollout,
+        max_prompt_length=data.max_prompt_length,
+        max_response_length=data.max_response_length,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        seed=config.trainer.seed,
+        trust_remote_code=actor_rollout_ref.model.trust_remote_code,
+    )
+    return roles

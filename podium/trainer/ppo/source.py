@@ -1,0 +1,92 @@
+"""Where the trainer's batches come from: prompts answered by the rollout.
+
+Synchronous, one-step-off and asynchronous training differ only here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from podium.protocol import DataProto, WorkerGroup
+from podium.utils.dataset import EpochLoader, PromptDataset, collate_prompts
+from podium.utils.timing import PhaseTimer
+
+
+class SyncSource:
+    """Each batch is generated when it is asked for, by weights at least as new as `min_version` then says.
+
+    Args:
+        n: responses for each prompt.
+        sampling: temperature, top_p, top_k.
+        seed: of the run; each response is sampled with a seed of its own made of it, the batch's number and its row.
+    """
+
+    def __init__(
+        self,
+        dataset: PromptDataset,
+        loader: EpochLoader,
+        rollout: WorkerGroup,
+        timer: PhaseTimer,
+        *,
+        n: int,
+        sampling: Mapping[str, Any],
+        seed: int,
+        pad_token_id: int,
+        max_prompt_length: int,
+    ):
+        self._dataset, self._loader, self._rollout, self._timer = dataset, loader, rollout, timer
+        self._n, self._sampling, self._seed = n, dict(sampling), seed
+        self._pad, self._max_prompt_length = pad_token_id, max_prompt_length
+        self._drawn = 0
+        self.min_version = 0
+        """Oldest weights that may answer; the trainer raises it after each sync."""
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[DataProto]:
+        return self
+
+    def __next__(self) -> DataProto:
+        self.epoch, indices = next(self._loader)
+        rows = [self._dataset[int(i)] for i in indices]
+        prompts = prompt_batch(rows, self._pad, self._max_prompt_length, self._n)
+        with self._timer("gen"):
+            batch = generate(
+                self._rollout, prompts, self._sampling, response_seeds(self._seed, self._drawn, len(prompts)), self.min_version
+            )
+        self._drawn += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data and in the stream of sampling seeds."""
+        return {"loader": self._loader.state_dict(), "drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        self._loader.load_state_dict(state["loader"])
+        self._drawn = state["drawn"]
+
+
+def prompt_batch(rows: list[dict[str, Any]], pad_token_id: int, max_prompt_length: int, n: int) -> DataProto:
+    """Rows of a data set, each `n` times in a row, with a ``uid`` that the copies share."""
+    tensors, objects = collate_prompts(rows, pad_token_id, max_prompt_length)
+    objects["uid"] = np.array([str(i) for i in range(len(rows))], dtype=object)
+    batch = DataProto.from_dict(tensors, objects)
+    return batch.repeat(n, interleave=True) if n > 1 else batch
+
+
+def response_seeds(run_seed: int, stream: int, rows: int) -> torch.Tensor:
+    """(rows,) int64 in [0, 2**62): independent seeds that depend on run, batch and row, never on who generates them."""
+    words = np.random.SeedSequence([run_seed, stream]).generate_state(rows, np.uint64)
+    return torch.from_numpy((words >> np.uint64(2)).astype(np.int64))
+
+
+def generate(
+    rollout: WorkerGroup, prompts: DataProto, sampling: Mapping[str, Any], seeds: torch.Tensor, min_version: int
+) -> DataProto:
+    """`prompts` with their responses. Only what generation needs travels to the workers."""
+    request = prompts.select(batch_keys=["prompts", "prompt_mask"], non_tensor_batch_keys=[])
+    request = request.union(DataProto.from_dict({"seeds": seeds}))
+    request.meta_info.update(sampling=dict(sampling), min_version=min_version)
+    return prompts.union(rollout.generate_sequences(request))

@@ -1,0 +1,242 @@
+"""The PPO loop, for every algorithm and every schedule."""
+
+import inspect
+import time
+from pathlib import Path
+from typing import Any
+
+from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.ppo.advantages import get_adv_estimator_fn
+from podium.trainer.ppo.checkpoint import write_checkpoint
+from podium.trainer.ppo.kl import apply_kl_penalty, get_kl_controller
+from podium.trainer.ppo.metrics import (
+    batch_metrics,
+    entropy_of,
+    rollout_gap_metrics,
+    throughput_metrics,
+    update_metrics,
+)
+from podium.trainer.ppo.plan import Plan
+from podium.trainer.ppo.source import SyncSource
+from podium.trainer.ppo.validation import Validator
+from podium.utils.timing import PhaseTimer
+from podium.utils.tracking import Tracking
+from podium.workers.reward.manager import RewardManager
+
+FORWARD_COLUMNS = ["input_ids", "attention_mask", "position_ids", "responses", "response_mask"]
+
+
+class PPOTrainer:
+    """Runs the algorithm over worker groups; holds no tensor longer than a step.
+
+    Args:
+        groups: ``actor`` and ``rollout``, and ``critic`` and ``ref`` where the plan has them.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        plan: Plan,
+        groups: dict[str, WorkerGroup],
+        source: SyncSource,
+        validator: Validator | None,
+        reward: RewardManager,
+        tokenizer: Any,
+        tracking: Tracking,
+        timer: PhaseTimer,
+    ):
+        self.config, self.plan = config, plan
+        self.actor = groups["actor"]
+        self.critic, self.ref = groups.get("critic"), groups.get("ref")
+        self.source, self.validator, self.reward, self.tokenizer = source, validator, reward, tokenizer
+        self.tracking, self.timer = tracking, timer
+        self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
+        self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
+
+    def fit(self) -> dict[str, float]:
+        """Trains to the last step. Returns the last validation's metrics."""
+        self.sync_weights()
+        validation = self.validate() if self.config.trainer.val_before_train else {}
+        if self.config.trainer.val_only:
+            return validation
+        while self.step < self.plan.total_steps:
+            self.begin_step()
+            batch = next(self.source)
+            with self.timer("reward"):
+                batch = batch.union(self.reward(batch))
+            with self.timer("old_log_prob"):
+                batch = batch.union(self.actor.compute_log_prob(forward_inputs(batch)))
+            if self.ref is not None:
+                with self.timer("ref"):
+                    batch = batch.union(self.ref.compute_ref_log_prob(forward_inputs(batch)))
+            if self.critic is not None:
+                with self.timer("values"):
+                    batch = batch.union(self.critic.compute_values(forward_inputs(batch)))
+            with self.timer("adv"):
+                batch = self.add_advantages(batch)
+            if self.critic is not None:
+                with self.timer("update_critic"):
+                    self.update("critic", self.critic.update_critic, self.critic_batch(batch))
+            if self.critic is None or self.step > self.config.trainer.critic_warmup:
+                with self.timer("update_actor"):
+                    self.update("actor", self.actor.update_actor, self.actor_batch(batch))
+                self.sync_weights()
+            if self.is_due(self.config.trainer.test_freq):
+                validation = self.validate()
+            if self.is_due(self.config.trainer.save_freq):
+                self.save()
+            self.end_step(batch)
+        return validation
+
+    def begin_step(self) -> None:
+        """Starts the clock and an empty set of metrics."""
+        self.step += 1
+        self._began = time.perf_counter()
+        self.metrics = {}
+
+    def add_advantages(self, batch: DataProto) -> DataProto:
+        """Adds ``token_level_rewards``, ``advantages`` and ``returns``."""
+        assert batch.batch is not None
+        tensors, algorithm = batch.batch, self.config.algorithm
+        rewards = tensors["token_level_scores"]
+        if self.plan.use_kl_in_reward:
+            rewards, kl = apply_kl_penalty(
+                rewards,
+                tensors["old_log_probs"],
+                tensors["ref_log_prob"],
+                tensors["response_mask"],
+                self.kl_controller.value,
+                algorithm.kl_penalty,
+            )
+            self.metrics.update({"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": self.kl_controller.value})
+            self.kl_controller.update(float(kl), len(batch))
+        available = {
+            **{name: tensors[name] for name in ("response_mask", "values", "old_log_probs") if name in tensors},
+            "token_level_rewards": rewards,
+            "index": batch.non_tensor_batch["uid"],
+            "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
+            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+            "config": algorithm,
+        }
+        estimator = get_adv_estimator_fn(algorithm.adv_estimator)
+        named = inspect.signature(estimator).parameters
+        advantages, returns = estimator(**{name: value for name, value in available.items() if name in named})
+        return batch.union(
+            DataProto.from_dict({"token_level_rewards": rewards, "advantages": advantages, "returns": returns})
+        )
+
+    def actor_batch(self, batch: DataProto) -> DataProto:
+        """What the policy loss reads."""
+        columns = [*FORWARD_COLUMNS, "old_log_probs", "advantages"]
+        columns += ["ref_log_prob"] if self.config.actor_rollout_ref.actor.use_kl_loss else []
+        return by_rank(batch.select(columns, [], []), self.plan.actor_mini_rows, self.plan.ranks)
+
+    def critic_batch(self, batch: DataProto) -> DataProto:
+        """What the value loss reads."""
+        columns = [*FORWARD_COLUMNS, "values", "returns"]
+        return by_rank(batch.select(columns, [], []), self.plan.critic_mini_rows, self.plan.ranks)
+
+    def update(self, role: str, method: Any, batch: DataProto) -> None:
+        """Calls the role's update and keeps its metrics."""
+        updates = method(batch)[0]
+        self.metrics.update(update_metrics(role, updates))
+        if role == "actor":
+            # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1.
+            self.metrics["training/first_ratio_dev_max"] = updates[0]["actor/ratio_dev_max"]
+
+    def sync_weights(self) -> None:
+        """Moves the actor's weights to the rollout under the next version, in one call."""
+        rollout = self.config.actor_rollout_ref.rollout
+        with self.timer("weight_sync"):
+            reports = self.actor.sync_weights(self.weight_version + 1, rollout.dtype, rollout.weight_sync.verify)
+        self.weight_version += 1
+        self.source.min_version = self.weight_version
+        slowest = max(report["seconds"] for report in reports)
+        self.metrics.update(
+            {
+                "weight_sync/version": self.weight_version,
+                "weight_sync/bytes": reports[0]["bytes"],
+                "weight_sync/verified_tensors": min(report["verified_tensors"] for report in reports),
+                "perf/weight_sync_gb_per_s": reports[0]["bytes"] / slowest / 1e9,
+                "timing_s/weight_sync_verify": max(report["verify_seconds"] for report in reports),
+            }
+        )
+
+    def validate(self) -> dict[str, float]:
+        """Validates and logs; before the first step at once, later with the step's metrics."""
+        if self.validator is None:
+            return {}
+        with self.timer("testing"):
+            metrics, samples = self.validator(self.weight_version)
+        self.metrics.update(metrics)
+        if self.step == 0:
+            self.tracking.log({**self.metrics, **self.timer.pop()}, step=0)
+        if samples and (self.step == self.plan.total_steps or self.config.trainer.val_only):
+            title = f"validation samples, step {self.step}"
+            self.tracking.table(title, ["prompt", "response", "ground truth", "score"], samples)
+        return metrics
+
+    def is_due(self, frequency: int) -> bool:
+        """Every `frequency` steps (-1: never), and always at the last."""
+        return self.step == self.plan.total_steps or (frequency > 0 and self.step % frequency == 0)
+
+    def save(self) -> None:
+        """Writes a checkpoint of this step; at the last, a Hugging Face export too."""
+        trained = {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
+        run_dir = Path(self.config.trainer.default_local_dir)
+        driver = {
+            "step": self.step,
+            "weight_version": self.weight_version,
+            "source": self.source.state_dict(),
+            "kl_controller": self.kl_controller.state_dict(),
+        }
+        with self.timer("save_checkpoint"):
+            write_checkpoint(run_dir, self.step, trained, driver)
+            if self.step == self.plan.total_steps:
+                export = str((run_dir / "export").resolve())
+                self.actor.save_hf(export)
+                self.tokenizer.save_pretrained(export)
+
+    def end_step(self, batch: DataProto) -> None:
+        """Logs the step."""
+        seconds = time.perf_counter() - self._began
+        self.tracking.log(
+            {
+                **self.metrics,
+                **batch.meta_info.get("metrics", {}),
+                **batch_metrics(batch, self.config.data.max_response_length),
+                **rollout_gap_metrics(batch),
+                **throughput_metrics(batch, seconds, self.plan.ranks),
+                **self.timer.pop(),
+                "actor/old_entropy": entropy_of(batch),
+                "timing_s/step": seconds,
+                "training/global_step": self.step,
+                "training/epoch": self.source.epoch,
+            },
+            step=self.step,
+        )
+
+
+def forward_inputs(batch: DataProto) -> DataProto:
+    """What a forward needs, and nothing else: less to move."""
+    return batch.select(FORWARD_COLUMNS, [], [])
+
+
+def by_rank(batch: DataProto, mini_rows: int, ranks: int) -> DataProto:
+    """Reorders rows so that contiguous shards give each rank its part of each mini-batch.
+
+    Mini-batch i is the same set of rows for any number of ranks, so the layout does not change what is learnt.
+    """
+    if ranks == 1:
+        return batch
+    rows = len(batch)
+    per_rank = mini_rows // ranks
+    order = [
+        start + rank * per_rank + offset
+        for rank in range(ranks)
+        for start in range(0, rows, mini_rows)
+        for offset in range(per_rank)
+    ]
+    return batch.select_idxs(order)

@@ -1,0 +1,80 @@
+"""Validation: the held-out prompts, answered with their own sampling parameters, scored and tabulated."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.ppo.source import generate, prompt_batch, response_seeds
+from podium.utils.dataset import PromptDataset
+from podium.workers.reward.manager import RewardManager
+
+# A stream of sampling seeds that no training batch uses.
+_VALIDATION_STREAM = 2**31
+
+
+class Validator:
+    """Scores the policy on the whole validation set."""
+
+    def __init__(
+        self, config: PPOConfig, dataset: PromptDataset, rollout: WorkerGroup, reward: RewardManager, tokenizer: Any
+    ):
+        self._config, self._dataset = config, dataset
+        self._rollout, self._reward, self._tokenizer = rollout, reward, tokenizer
+
+    def __call__(self, min_version: int) -> tuple[dict[str, float], list[list[Any]]]:
+        """Metrics ``val/...`` and rows (prompt, response, ground truth, score) for the sample table."""
+        size = self._config.data.val_batch_size or len(self._dataset)
+        parts = [self._run(start, size, min_version) for start in range(0, len(self._dataset), size)]
+        batch = DataProto.concat(parts)
+        assert batch.batch is not None
+        scores = batch.batch["token_level_scores"].sum(dim=-1).tolist()
+        lengths = batch.batch["response_mask"].sum(dim=-1).float()
+        metrics = {"val/response_length/mean": float(lengths.mean()), **self._score_metrics(batch, scores)}
+        return metrics, self._samples(batch, scores)
+
+    def _run(self, start: int, size: int, min_version: int) -> DataProto:
+        rows = [self._dataset[i] for i in range(start, min(start + size, len(self._dataset)))]
+        data, kwargs = self._config.data, self._config.actor_rollout_ref.rollout.val_kwargs
+        prompts = prompt_batch(rows, self._tokenizer.pad_token_id, data.max_prompt_length, kwargs.n)
+        prompts.non_tensor_batch["uid"] = np.array([f"{start}-{uid}" for uid in prompts.non_tensor_batch["uid"]], dtype=object)
+        sampling = {"temperature": kwargs.temperature, "top_p": kwargs.top_p, "top_k": kwargs.top_k}
+        seeds = response_seeds(self._config.trainer.seed, _VALIDATION_STREAM + start, len(prompts))
+        batch = generate(self._rollout, prompts, sampling, seeds, min_version)
+        scored = self._reward(batch)
+        return batch.select(
+            batch_keys=["responses", "response_mask"],
+            non_tensor_batch_keys=["uid", "data_source", "raw_prompt", "reward_model"],
+        ).union(scored.select(batch_keys=["token_level_scores"], non_tensor_batch_keys=[], meta_info_keys=[]))
+
+    def _score_metrics(self, batch: DataProto, scores: list[float]) -> dict[str, float]:
+        """Mean score over all rows and by data source; with several responses a prompt, also the best of each."""
+        n = self._config.actor_rollout_ref.rollout.val_kwargs.n
+        by_source: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for source, uid, score in zip(
+            batch.non_tensor_batch["data_source"], batch.non_tensor_batch["uid"], scores, strict=True
+        ):
+            by_source[str(source)][str(uid)].append(score)
+        metrics = {"val/score/mean": sum(scores) / len(scores)}
+        for source, groups in by_source.items():
+            flat = [score for group in groups.values() for score in group]
+            metrics[f"val/{source}/score/mean@{n}"] = sum(flat) / len(flat)
+            if n > 1:
+                metrics[f"val/{source}/score/best@{n}"] = sum(max(g) for g in groups.values()) / len(groups)
+        return metrics
+
+    def _samples(self, batch: DataProto, scores: list[float]) -> list[list[Any]]:
+        assert batch.batch is not None
+        count = min(self._config.trainer.log_val_generations, len(batch))
+        masks = batch.batch["response_mask"].bool()
+        return [
+            [
+                batch.non_tensor_batch["raw_prompt"][row],
+                self._tokenizer.decode(batch.batch["responses"][row][masks[row]]),
+                (batch.non_tensor_batch["reward_model"][row] or {}).get("ground_truth"),
+                scores[row],
+            ]
+            for row in range(count)
+        ]

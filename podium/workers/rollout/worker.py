@@ -1,0 +1,128 @@
+"""The rollout role: a batch of prompts in, a batch of responses out, over whichever engine is configured."""
+
+from typing import Any
+
+import torch
+
+from podium.protocol import DataProto, Dispatch, Worker, register
+from podium.utils.device import init_distributed
+from podium.utils.errors import UserError
+from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
+
+
+class RolloutWorker(Worker):
+    """Generates with one engine on each rank.
+
+    Args:
+        model_path: Hugging Face directory of the policy.
+        config: has ``name``, ``dtype``, ``max_num_seqs``, ``gpu_memory_utilization``, ``enforce_eager``.
+        max_prompt_length, max_response_length: tokens.
+        pad_token_id, eos_token_id: of the tokenizer.
+        seed: of the engine.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        config: Any,
+        *,
+        max_prompt_length: int,
+        max_response_length: int,
+        pad_token_id: int,
+        eos_token_id: int,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+    ):
+        super().__init__()
+        self._model_path, self._config = model_path, config
+        self._max_prompt_length, self._max_response_length = max_prompt_length, max_response_length
+        self._pad, self._eos = pad_token_id, eos_token_id
+        self._seed, self._trust_remote_code = seed, trust_remote_code
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Builds the engine; its weights arrive with the first sync."""
+        init_distributed()
+        self.engine = self._build()
+        self._batches = 0
+
+    def _build(self) -> RolloutEngine:
+        if self._config.name == "vllm":
+            from podium.workers.rollout.vllm import VLLMRollout
+
+            return VLLMRollout(
+                self._model_path,
+                dtype=self._config.dtype,
+                max_model_len=self._max_prompt_length + self._max_response_length,
+                max_num_seqs=self._config.max_num_seqs,
+                gpu_memory_utilization=self._config.gpu_memory_utilization,
+                enforce_eager=self._config.enforce_eager,
+                seed=self._seed,
+                trust_remote_code=self._trust_remote_code,
+            )
+        if self._config.name == "hf":
+            from podium.workers.rollout.hf import HFRollout
+
+            return HFRollout(
+                self._model_path,
+                dtype=self._config.dtype,
+                max_num_seqs=self._config.max_num_seqs,
+                trust_remote_code=self._trust_remote_code,
+            )
+        raise UserError(f"actor_rollout_ref.rollout.name={self._config.name}: expected vllm or hf")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, data: DataProto) -> DataProto:
+        """One response for each row.
+
+        Args:
+            data: ``prompts``, ``prompt_mask`` (B, P) and ``seeds`` (B,); ``meta_info["sampling"]`` with temperature, top_p,
+                top_k, and ``meta_info["min_version"]``, the oldest weights that may answer.
+
+        Returns:
+            ``responses``, ``response_mask``, ``rollout_log_probs`` (B, R), ``input_ids``, ``attention_mask``,
+            ``position_ids`` (B, P + R).
+
+        Raises:
+            StaleWeightsError: the engine holds older weights.
+        """
+        assert data.batch is not None
+        prompts, prompt_mask = data.batch["prompts"], data.batch["prompt_mask"].bool()
+        self._batches += 1
+        requests = [
+            Request(
+                f"{self._batches}-{row}",
+                tuple(ids[mask].tolist()),
+                SamplingParams(
+                    max_tokens=self._max_response_length,
+                    seed=int(seed),
+                    stop_token_ids=(self._eos,),
+                    **data.meta_info["sampling"],
+                ),
+            )
+            for row, (ids, mask, seed) in enumerate(zip(prompts, prompt_mask, data.batch["seeds"], strict=True))
+        ]
+        outputs = self.engine.generate(requests, data.meta_info["min_version"])
+        return self._assemble(prompts, prompt_mask, [outputs[request.request_id] for request in requests])
+
+    def _assemble(self, prompts: torch.Tensor, prompt_mask: torch.Tensor, outputs: list[Output]) -> DataProto:
+        rows, width = len(outputs), self._max_response_length
+        responses = torch.full((rows, width), self._pad, dtype=torch.int64)
+        response_mask = torch.zeros(rows, width, dtype=torch.bool)
+        log_probs = torch.zeros(rows, width)
+        for row, output in enumerate(outputs):
+            count = len(output.token_ids)
+            responses[row, :count] = torch.tensor(output.token_ids, dtype=torch.int64)
+            response_mask[row, :count] = True
+            log_probs[row, :count] = torch.tensor(output.log_probs)
+        attention_mask = torch.cat([prompt_mask, response_mask], dim=1)
+        return DataProto.from_dict(
+            {
+                "responses": responses,
+                "response_mask": response_mask,
+                "rollout_log_probs": log_probs,
+                "input_ids": torch.cat([prompts, responses], dim=1),
+                "attention_mask": attention_mask,
+                "position_ids": (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0),
+            }
+        )
