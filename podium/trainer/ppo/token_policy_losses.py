@@ -10,6 +10,7 @@ from torch import Tensor
 from podium.trainer.ppo.aggregation import Denominator
 from podium.trainer.ppo.policy_losses import Metrics, Tokens, clip_range, dual_clip, option, register_policy_loss
 from podium.utils.errors import UserError
+from podium.utils.torch_functional import select
 
 
 @register_policy_loss("gpg")
@@ -75,7 +76,7 @@ def compute_policy_loss_sapo(
         if not tau > 0:
             raise UserError(f"actor.{key} is {tau}; expected a positive temperature")
     tok = Tokens.of(old_log_prob, log_prob, advantages, response_mask, rollout_is_weights, denominator)
-    tau = torch.where(tok.advantages > 0, tau_pos, tau_neg).to(tok.advantages.dtype)
+    tau = select(tok.advantages > 0, torch.full_like(tok.advantages, tau_pos), tau_neg)
     gate = torch.sigmoid(tau * (tok.log_ratio.exp() - 1)) * (4 / tau)
     return tok.aggregate(-tok.advantages * gate, loss_agg_mode, config), tok.metrics()
 
