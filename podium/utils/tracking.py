@@ -1,6 +1,7 @@
 """Where the numbers of a run go: metrics.jsonl always; console, tensorboard and wandb by choice."""
 
 import difflib
+import importlib
 import json
 import math
 import os
@@ -22,6 +23,25 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
+def check_loggers(loggers: Sequence[str]) -> None:
+    """Refuses loggers that `Tracking` would refuse; for callers that start other things first.
+
+    Raises:
+        UserError: an unknown logger (the nearest is named), or one that is not installed (the extra is named).
+    """
+    for name in loggers:
+        if name not in _LOGGERS:
+            near = difflib.get_close_matches(name, _LOGGERS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(_LOGGERS)}"
+            raise UserError(f"trainer.logger: there is no '{name}'; {hint}")
+        try:
+            importlib.import_module(_NEEDS.get(name, "rich"))
+        except ImportError as error:
+            raise UserError(
+                f"trainer.logger: {name} is not installed; pip install 'podium[{name}]', or leave it out"
+            ) from error
+
+
 class Tracking:
     """Writes metrics and validation samples of one run to `run_dir` and to the chosen loggers.
 
@@ -38,8 +58,7 @@ class Tracking:
         resume_step: the step of the checkpoint that the run goes on from; None for a new run.
 
     Raises:
-        UserError: an unknown logger (the nearest is named), one that is not installed (the extra is named), or a
-            directory that cannot be made.
+        UserError: what `check_loggers` refuses, or a directory that cannot be made.
     """
 
     def __init__(
@@ -53,11 +72,7 @@ class Tracking:
         *,
         resume_step: int | None = None,
     ):
-        for name in loggers:
-            if name not in _LOGGERS:
-                near = difflib.get_close_matches(name, _LOGGERS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(_LOGGERS)}"
-                raise UserError(f"trainer.logger: there is no '{name}'; {hint}")
+        check_loggers(loggers)
         run_dir = Path(run_dir).expanduser()
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -165,10 +180,8 @@ def _finite(value: Any) -> Any:
 
 class _TensorBoard:
     def __init__(self, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any], total_steps: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _not_installed("tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(log_dir=str(run_dir / "tensorboard"))
         # Indented text is code in markdown.
         text = json.dumps(config, indent=2, default=str)
@@ -185,10 +198,8 @@ class _TensorBoard:
 
 class _WandB:
     def __init__(self, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any], total_steps: int):
-        try:
-            import wandb
-        except ImportError as error:
-            raise _not_installed("wandb") from error
+        import wandb
+
         mode = None  # WANDB_MODE decides
         if not os.environ.get("WANDB_MODE") and not wandb.login(prompt=False, verify=False):
             mode = "offline"
@@ -214,10 +225,6 @@ class _WandB:
         self._run.finish()
 
 
-def _not_installed(name: str) -> UserError:
-    return UserError(f"trainer.logger: {name} is not installed; pip install 'podium[{name}]', or leave it out")
-
-
 def _console(
     run_dir: Path, project: str, experiment: str, config: Mapping[str, Any], total_steps: int
 ) -> ConsoleLogger:
@@ -229,3 +236,4 @@ _LOGGERS: dict[str, Callable[[Path, str, str, Mapping[str, Any], int], Logger]] 
     "tensorboard": _TensorBoard,
     "wandb": _WandB,
 }
+_NEEDS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
