@@ -103,7 +103,7 @@ class LocalBackend(Backend):
         else:
             from podium.protocol.local_processes import Processes
 
-            transport = Processes(cls_with_args, role, pool.world_size, env or {}, timeout_s)
+            transport = Processes(cls_with_args, role, pool.world_size, env or {})
         self._transports.append(transport)
         return make_group(transport, cls_with_args, role, timeout_s)
 
