@@ -93,7 +93,8 @@ class DataProtoFuture:
     def get(self, timeout_s: float | None = None) -> DataProto:
         """Wait (at most ``timeout_s``, by default the group's) and return the DataProto."""
         parts = gather(self._handles, self._timeout_s if timeout_s is None else timeout_s)
-        whole = DataProto.concat(parts)
+        # A copy in every case: several readers may get the same memory, and each may write to what it got.
+        whole = DataProto.concat(parts) if len(parts) > 1 else DataProto.concat([parts[0].select(deepcopy=True)])
         return whole if self._part is None else shard(whole, self._part[1])[self._part[0]]
 
     def done(self) -> bool:

@@ -69,6 +69,8 @@ class RoleHost:
         except UserError as e:
             self.note(e, role, method)
             raise
+        except WorkerError:  # of another worker, whose answer this one was waiting for
+            raise
         except Exception as e:
             raise self.report(e, role, method) from e
 

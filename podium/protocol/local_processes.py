@@ -150,10 +150,8 @@ class _Process:
             send(self._sock, Message(0, EXIT, [b""]))
 
     def join(self, until: float) -> None:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()  # its children too, which may outlive it
         self._popen.wait()
         for thread in self._pumps:
