@@ -143,7 +143,9 @@ class Installer:
             return None
         lines = [line for line in self.log_path.read_bytes()[begin:].decode(errors="replace").splitlines() if line]
         errors = [line for line in lines if line.startswith("ERROR") and "for help visit" not in line]
-        return (errors or lines or [f"exit code {code}"])[-1]
+        # pip then says that there is no such distribution, which is not what is wrong.
+        offline = " (the package index did not answer)" if any("connection broken" in line for line in lines) else ""
+        return (errors or lines or [f"exit code {code}"])[-1] + offline
 
     def pip_install(self, what: str, *arguments: str) -> str | None:
         pip = [self.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]

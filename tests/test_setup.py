@@ -134,6 +134,10 @@ def test_a_failed_command_gives_the_line_that_says_why(tmp_path, capsys):
             "ERROR: no such thing"
         )
         assert installer.run(["sh", "-c", "exit 3"], "fails silently") == "exit code 3"
+        offline = "echo WARNING: Retrying after connection broken by X; echo ERROR: nothing found; exit 1"
+        assert installer.run(["sh", "-c", offline], "has no network") == (
+            "ERROR: nothing found (the package index did not answer)"
+        )
     assert "bye" in installer.log_path.read_text()
 
 
