@@ -1,5 +1,6 @@
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -131,4 +132,7 @@ def test_wandb_without_a_key_records_offline_and_says_so_once(tmp_path, monkeypa
     out, err = capfd.readouterr()
     assert (out + err).count("offline") == 1 and "no API key" in out
     [recorded] = (tmp_path / "run/wandb").glob("offline-run-*/*.wandb")
-    assert b"actor/pg_loss" in recorded.read_bytes()
+    deadline = time.monotonic() + 30  # wandb's own service process writes the file, at its own pace
+    while b"actor/pg_loss" not in recorded.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
