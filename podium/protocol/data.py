@@ -428,9 +428,10 @@ class DataProto:
         return self.select(deepcopy=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        tensors = None if self.batch is None else {k: pack(v) for k, v in self._tensors().items()}
+        shared: dict[int, Any] = {}
+        tensors = None if self.batch is None else {k: pack(v, shared) for k, v in self._tensors().items()}
         size = None if self.batch is None else tuple(self.batch.batch_size)
-        return _unpickle, (tensors, size, pack(self.non_tensor_batch), pack(self.meta_info))
+        return _unpickle, (tensors, size, pack(self.non_tensor_batch, shared), pack(self.meta_info, shared))
 
     # ---------------------------------------------------------------- inside
 

@@ -24,13 +24,15 @@ class _Writer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.offsets: dict[int, tuple[dict[str, Any], Tensor]] = {}  # jagged columns of the same lengths share them
 
     def tensor(self, t: Tensor, name: str) -> dict[str, Any]:
         t = t.detach().cpu()
         if t.is_nested:
             values, offsets = _jagged_parts(t)
-            parts = [self.tensor(values, f"{name}.values"), self.tensor(offsets, f"{name}.offsets")]
-            return {_TAG: "jagged", "parts": parts}
+            if id(offsets) not in self.offsets:
+                self.offsets[id(offsets)] = (self.tensor(offsets, f"{name}.offsets"), offsets)
+            return {_TAG: "jagged", "parts": [self.tensor(values, f"{name}.values"), self.offsets[id(offsets)][0]]}
         while name in self.tensors:
             name += "_"
         # A copy, because safetensors refuses views and shared storage.

@@ -13,9 +13,16 @@ from podium.utils.errors import UserError
 
 
 class ClassWithInitArgs:
-    """A class and the arguments its instances are made with, in the workers."""
+    """A class and the arguments its instances are made with, in the workers.
+
+    Raises:
+        UserError: a registered method has a name that WorkerGroup itself uses.
+    """
 
     def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
+        taken = sorted(name for name in registered_methods(cls) if name in dir(WorkerGroup))
+        if taken:
+            raise UserError(f"{cls.__name__} registers {taken}, which WorkerGroup needs for itself; rename them")
         self.cls, self.args, self.kwargs = cls, args, kwargs
 
     @property
@@ -64,11 +71,6 @@ class WorkerGroup:
         self._meshes: dict[str, list[tuple[int, bool]]] = {}
         self._methods = registered_methods(cls)
         self._calls = {name: self._bind(name, spec) for name, spec in self._methods.items()}
-        reserved = {n for n in self._methods if n in dir(WorkerGroup)}
-        if reserved:
-            raise UserError(
-                f"{cls.__name__} registers {sorted(reserved)}, which WorkerGroup needs for itself; rename them"
-            )
 
     @property
     def world_size(self) -> int:

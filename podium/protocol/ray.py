@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -260,7 +261,7 @@ class RayBackend(Backend):
         if self._started:
             address = address or os.environ.get("RAY_ADDRESS") or "local"
             own: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False} if address == "local" else {}
-            ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=True, **own)
+            ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True, **own)
         self._placements = Placements(placement_timeout_s)
 
     def start_group(
@@ -327,7 +328,8 @@ class RayBackend(Backend):
             first = ray.get_actor(f"{name}:0", namespace=NAMESPACE)
         except ValueError:
             raise UserError(f"no detached group named {name!r} in this cluster") from None
-        spec, role, world_size = ray.cloudpickle.loads(ray.get(first.about.remote()))
+        about: Any = ray.get(first.about.remote())
+        spec, role, world_size = ray.cloudpickle.loads(about)
         actors = [first, *(ray.get_actor(f"{name}:{rank}", namespace=NAMESPACE) for rank in range(1, world_size))]
         wheres = ray.get([a.where.remote() for a in actors])
         return make_group(Actors(actors, wheres), spec, role, timeout_s)

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from podium.protocol.rows import _jagged_parts, equal_tensors, from_parts
 
-# A tensor rebuilt over a received, read-only buffer is what zero-copy means here; see DataProto's docstring.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+# A tensor over a received, read-only buffer is what zero-copy means here (see DataProto's docstring). Torch warns of it
+# once in a process: let that be here, unheard.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"\0", dtype=np.uint8))
 
 _ATOMS = (str, int, float, bool, type(None), bytes, complex, type)
 
@@ -89,13 +92,22 @@ class _Packed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         t = self.tensor.detach().cpu()
-        if t.is_nested:
-            values, offsets = _jagged_parts(t)
-            return _rebuild_jagged, (_Packed(values), _Packed(offsets))
         shape, dtype = tuple(t.shape), t.dtype
         t = t.resolve_conj().resolve_neg().contiguous()
         # numpy knows no bfloat16 or float8, and raw bytes suit every dtype.
         return _rebuild_dense, (t.reshape(-1).view(torch.uint8).numpy(), dtype, shape)
+
+
+class _PackedJagged:
+    """The same for a jagged tensor, in parts."""
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: _Packed, offsets: _Packed) -> None:
+        self.values, self.offsets = values, offsets
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_parts, (self.values, self.offsets)
 
 
 def _rebuild_dense(raw: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -104,28 +116,28 @@ def _rebuild_dense(raw: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) 
     return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
-def _rebuild_jagged(values: Tensor, offsets: Tensor) -> Tensor:
-    return from_parts(values, offsets)
-
-
-def pack(value: Any) -> Any:
+def pack(value: Any, shared: dict[int, _Packed]) -> Any:
     """``value`` with every tensor in its dicts, lists, tuples and object arrays packed; itself where there is none.
 
-    Unpickling gives tensors again: there is no ``unpack``.
+    Unpickling gives tensors again: there is no ``unpack``. ``shared`` is one dict for all that is pickled together, so
+    that jagged columns with the same offsets have the same offsets on the other side.
     """
     kind = type(value)
     if kind in _ATOMS:
         return value
     if isinstance(value, Tensor):
-        return _Packed(value)
+        if not value.is_nested:
+            return _Packed(value)
+        values, offsets = _jagged_parts(value.detach())
+        return _PackedJagged(_Packed(values), shared.setdefault(id(offsets), _Packed(offsets)))
     if kind is dict:
-        new = {k: pack(v) for k, v in value.items()}
+        new = {k: pack(v, shared) for k, v in value.items()}
         return new if any(new[k] is not v for k, v in value.items()) else value
     if kind is list or kind is tuple:
-        items = [pack(v) for v in value]
+        items = [pack(v, shared) for v in value]
         return kind(items) if any(x is not y for x, y in zip(items, value, strict=True)) else value
     if kind is np.ndarray and value.dtype == object:
-        cells = [pack(v) for v in value.ravel()]
+        cells = [pack(v, shared) for v in value.ravel()]
         if all(x is y for x, y in zip(cells, value.ravel(), strict=True)):
             return value
         return object_array(cells).reshape(value.shape)
