@@ -31,6 +31,8 @@ def init_distributed(timeout_s: float = 600.0) -> None:
     """
     if torch.distributed.is_initialized():
         return
+    if "OMP_NUM_THREADS" in os.environ:  # torch read it when it was imported, which may have been before it was set
+        _set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     backend = "cpu:gloo,cuda:nccl" if is_cuda() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     if is_cuda():
