@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DATA_SOURCE = "podium/sort6"
 DIGITS = 6
+RIGHT_SHARE = 1 / 3
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<unk>"]
 # Exactly 64 tokens with the special ones: every id that the model can emit decodes to something.
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz=+-*/%^<>()[]{}.,:;?!_ #|"
@@ -63,9 +64,9 @@ def rl_rows(prompts: list[str], split: str) -> list[dict[str, Any]]:
     ]
 
 
-def sft_rows(prompts: list[str], rng: random.Random, right_every: int) -> list[dict[str, str]]:
-    """One row in `right_every` with the right answer, the others with a wrong one, in random order."""
-    is_right = [index % right_every == 0 for index in range(len(prompts))]
+def sft_rows(prompts: list[str], rng: random.Random, right_share: float) -> list[dict[str, str]]:
+    """That share of the rows (0 to 1) with the right answer, the others with a wrong one, in random order."""
+    is_right = [index < round(right_share * len(prompts)) for index in range(len(prompts))]
     rng.shuffle(is_right)
     return [
         {"prompt": prompt, "response": right_answer(prompt) if right else wrong_answer(prompt, rng)}
@@ -131,8 +132,8 @@ def make_task(
     paths = {name: out / f"{name}.parquet" for name in names} | {"model": out / "model"}
     write_parquet(rl_rows(train, "train"), paths["train"])
     write_parquet(rl_rows(val, "val"), paths["val"])
-    write_parquet(sft_rows(sft, rng, right_every=3), paths["sft_train"])
-    write_parquet(sft_rows(sft_val, rng, right_every=1), paths["sft_val"])
+    write_parquet(sft_rows(sft, rng, RIGHT_SHARE), paths["sft_train"])
+    write_parquet(sft_rows(sft_val, rng, right_share=1.0), paths["sft_val"])
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(paths["model"])
     build_model(tokenizer, seed).save_pretrained(paths["model"])

@@ -52,14 +52,14 @@ def test_rl_rows_have_verls_columns_and_the_right_answer(rows, name):
         assert list(truth) == sorted(truth) and Counter(truth) == Counter(row["prompt"][:6])
 
 
-def test_a_third_of_the_sft_answers_is_right_and_the_rest_is_copied_or_descending(rows):
+def test_the_stated_share_of_sft_answers_is_right_and_the_rest_is_copied_or_descending(rows):
     kinds: Counter[str] = Counter()
     for row in rows["sft_train"]:
         digits, response = row["prompt"][:6], row["response"]
         right = "".join(sorted(digits))
         assert response in (right, digits, right[::-1])
         kinds["right" if response == right else "copied" if response == digits else "descending"] += 1
-    assert kinds["right"] == SIZES["sft_train"] // 3
+    assert kinds["right"] == round(make_task.RIGHT_SHARE * SIZES["sft_train"])
     assert abs(kinds["copied"] - kinds["descending"]) < 0.1 * SIZES["sft_train"]
     assert all(row["response"] == "".join(sorted(row["prompt"][:6])) for row in rows["sft_val"])
 
