@@ -116,12 +116,14 @@ def compute_remax_outcome_advantage(
         token_level_rewards, response_mask: (B, R).
         reward_baselines: (B,), each row's greedy reward.
     """
-    returns = torch.empty_like(token_level_rewards)
+    advantages, returns = torch.empty_like(token_level_rewards), torch.empty_like(token_level_rewards)
+    baselines = reward_baselines.to(returns.dtype).unsqueeze(-1)
     for rows in row_blocks(token_level_rewards):
         mask = response_mask[rows].bool()
-        togo = discounted_suffix_sum(select(mask, token_level_rewards[rows]).double(), 1.0)
-        returns[rows] = select(mask, togo).to(returns.dtype)
-    return select(response_mask, returns - reward_baselines.to(returns.dtype).unsqueeze(-1)), returns
+        togo = discounted_suffix_sum(select(mask, token_level_rewards[rows]), 1.0).to(returns.dtype)
+        returns[rows] = select(mask, togo)
+        advantages[rows] = select(mask, togo - baselines[rows])
+    return advantages, returns
 
 
 def _slots(mask: Tensor) -> Tensor | None:

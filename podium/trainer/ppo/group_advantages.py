@@ -56,7 +56,7 @@ class _Groups:
 
     def top_two(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each group of two or more: the row with its largest value, that value, and the next one; (K,) each."""
-        ranked = torch.argsort(select(self.valid, rows, float("-inf")), descending=True, stable=True)
+        ranked = torch.argsort(select(self.valid, rows.double(), float("-inf")), descending=True, stable=True)
         ranked = ranked[torch.argsort(self.ids[ranked], stable=True)]
         first = torch.ones_like(ranked, dtype=torch.bool)
         first[1:] = self.ids[ranked[1:]] != self.ids[ranked[:-1]]
@@ -73,10 +73,16 @@ def group_ids(index: GroupIndex, device: torch.device | str = "cpu") -> tuple[Te
     return torch.from_numpy(inverse.reshape(-1).astype(np.int64)).to(device), len(uniques)
 
 
-def outcome_scores(token_level_rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Each response's total reward over its valid tokens, (B, R) -> (B,) float64."""
-    parts = [masked_sum(token_level_rewards[rows], response_mask[rows], -1) for rows in row_blocks(token_level_rewards)]
-    return torch.cat(parts).double() if parts else token_level_rewards.new_zeros(0).double()
+def outcome_scores(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Each response's total reward over its valid tokens and their number, (B, R) -> (B,) float64 and (B,) int64."""
+    scores = token_level_rewards.new_zeros(token_level_rewards.shape[0], dtype=torch.float64)
+    lengths = torch.zeros_like(scores, dtype=torch.int64)
+    for rows in row_blocks(token_level_rewards):
+        mask = response_mask[rows].bool()
+        scores[rows] = masked_sum(token_level_rewards[rows], mask, dim=-1).double()
+        # torch adds up bytes several times faster than bools.
+        lengths[rows] = mask.view(torch.uint8).sum(dim=-1)
+    return scores, lengths
 
 
 def _spread(advantage: Tensor, like: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,8 +121,8 @@ def compute_grpo_outcome_advantage(
         epsilon: added to the standard deviation.
         norm_adv_by_std_in_grpo: False leaves out the division (Dr.GRPO, arXiv 2503.20783).
     """
-    groups = _Groups.of(index, response_mask.bool().any(dim=-1))
-    scores = outcome_scores(token_level_rewards, response_mask)
+    scores, length = outcome_scores(token_level_rewards, response_mask)
+    groups = _Groups.of(index, length > 0)
     advantage = _normalized(scores, groups, epsilon, norm_adv_by_std_in_grpo)
     return _spread(advantage, token_level_rewards, response_mask)
 
@@ -132,8 +138,8 @@ def compute_rloo_outcome_advantage(
         token_level_rewards, response_mask: (B, R).
         index: (B,), group of each row.
     """
-    groups = _Groups.of(index, response_mask.bool().any(dim=-1))
-    scores = outcome_scores(token_level_rewards, response_mask)
+    scores, length = outcome_scores(token_level_rewards, response_mask)
+    groups = _Groups.of(index, length > 0)
     # score - (total - score) / (n - 1), written so that a group of one gives 0.
     advantage = (scores - groups.mean(scores)) * groups.size / (groups.size - 1).clamp(min=1)
     return _spread(advantage, token_level_rewards, response_mask)
@@ -150,9 +156,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
         token_level_rewards, response_mask: (B, R).
         index: (B,), group of each row.
     """
-    groups = _Groups.of(index, response_mask.bool().any(dim=-1))
-    scores = outcome_scores(token_level_rewards, response_mask)
-    advantage = _whiten_rows(scores - groups.mean(scores), response_mask.bool().sum(dim=-1))
+    scores, length = outcome_scores(token_level_rewards, response_mask)
+    groups = _Groups.of(index, length > 0)
+    advantage = _whiten_rows(scores - groups.mean(scores), length)
     return _spread(advantage, token_level_rewards, response_mask)
 
 
@@ -167,9 +173,9 @@ def compute_opo_outcome_advantage(
         token_level_rewards, response_mask: (B, R).
         index: (B,), group of each row.
     """
-    length = response_mask.bool().sum(dim=-1).double()
+    scores, length = outcome_scores(token_level_rewards, response_mask)
     groups = _Groups.of(index, length > 0)
-    scores = outcome_scores(token_level_rewards, response_mask)
+    length = length.double()
     baseline = groups.sum(scores * length) / groups.sum(length).clamp(min=1)
     # The weighted mean of one score can differ from it by a rounding error.
     return _spread(select(groups.size > 1, scores - baseline), token_level_rewards, response_mask)
@@ -188,8 +194,8 @@ def compute_gpg_outcome_advantage(
         token_level_rewards, response_mask: (B, R).
         index: (B,), group of each row.
     """
-    groups = _Groups.of(index, response_mask.bool().any(dim=-1))
-    scores = outcome_scores(token_level_rewards, response_mask)
+    scores, length = outcome_scores(token_level_rewards, response_mask)
+    groups = _Groups.of(index, length > 0)
     centred = scores - groups.mean(scores)
     teaching = groups.valid & (groups.std(scores) > 1e-12)
     scale = groups.valid.sum() / teaching.sum().clamp(min=1)
@@ -213,8 +219,8 @@ def compute_grpo_passk_outcome_advantage(
         epsilon: added to the standard deviation.
         norm_adv_by_std_in_grpo: divide the lead by the group's standard deviation.
     """
-    groups = _Groups.of(index, response_mask.bool().any(dim=-1))
-    scores = outcome_scores(token_level_rewards, response_mask)
+    scores, length = outcome_scores(token_level_rewards, response_mask)
+    groups = _Groups.of(index, length > 0)
     best, largest, second = groups.top_two(scores)
     lead = largest - second
     if norm_adv_by_std_in_grpo:
@@ -249,15 +255,15 @@ def compute_gdpo_outcome_advantage(
     Raises:
         UserError: keys not configured, not in the batch, or not as many as weights.
     """
-    length = response_mask.bool().sum(dim=-1)
+    scores, length = outcome_scores(token_level_rewards, response_mask)
     groups = _Groups.of(index, length > 0)
     if config is None:
-        components, weights = [outcome_scores(token_level_rewards, response_mask)], [1.0]
+        components, weights = [scores], [1.0]
     else:
         components, weights = _gdpo_components(config, non_tensor_batch or {}, length.device)
     total = torch.zeros_like(components[0])
-    for scores, weight in zip(components, weights, strict=True):
-        total = total + weight * _normalized(select(groups.valid, scores), groups, epsilon, norm_adv_by_std_in_grpo)
+    for component, weight in zip(components, weights, strict=True):
+        total = total + weight * _normalized(select(groups.valid, component), groups, epsilon, norm_adv_by_std_in_grpo)
     return _spread(_whiten_rows(total, length), token_level_rewards, response_mask)
 
 
@@ -305,20 +311,32 @@ def compute_optimal_token_baseline_advantage(
             baseline there, and the tail would learn nothing.
         epsilon: added to the sum of weights.
     """
-    mask = response_mask.bool()
-    groups = _Groups.of(index, mask.any(dim=-1))
-    returns = select(mask, discounted_suffix_sum(select(mask, token_level_rewards), 1.0)).to(token_level_rewards.dtype)
-    energy = select(mask, 1 - 2 * select(mask, old_log_probs).exp() + select(mask, sum_pi_squared))
-    if rollout_is_weights is not None:
-        energy = energy * select(mask, rollout_is_weights).square()
-    weight = select(mask, energy.cumsum(dim=-1))
-    steps = (groups.count, mask.shape[1])
-    weighted = returns.new_zeros(steps).index_add_(0, groups.ids, returns * weight)
-    total = returns.new_zeros(steps).index_add_(0, groups.ids, weight)
-    baseline = (weighted / (total + epsilon))[groups.ids]
+    width = response_mask.shape[1]
+    position = torch.arange(width, device=response_mask.device)
+    end = torch.cat([select(response_mask[rows], position + 1).amax(dim=-1) for rows in row_blocks(response_mask)])
+    groups = _Groups.of(index, end > 0)
+    returns = torch.empty_like(token_level_rewards)
+    weighted = returns.new_zeros(groups.count, width)
+    total = torch.zeros_like(weighted)
+    for rows in row_blocks(returns):
+        mask = response_mask[rows].bool()
+        togo = select(mask, discounted_suffix_sum(select(mask, token_level_rewards[rows]), 1.0).to(returns.dtype))
+        energy = 1 - 2 * select(mask, old_log_probs[rows]).exp() + select(mask, sum_pi_squared[rows])
+        if rollout_is_weights is not None:
+            energy = energy * select(mask, rollout_is_weights[rows]).square()
+        weight = select(mask, select(mask, energy).cumsum(dim=-1))
+        weighted.index_add_(0, groups.ids[rows], togo * weight)
+        total.index_add_(0, groups.ids[rows], weight)
+        returns[rows] = togo
+    baseline = weighted.div_(total.add_(epsilon))
+    tail = torch.full_like(end, width)
     if handle_zero_tail:
-        position = torch.arange(mask.shape[1], device=mask.device)
-        end = select(mask, position + 1).amax(dim=-1)
-        longest, _, second_end = groups.top_two(end.double())
-        baseline[longest] = select(position < second_end.unsqueeze(-1), baseline[longest])
-    return select(mask & (groups.size > 1).unsqueeze(-1), returns - baseline), returns
+        longest, _, second_end = groups.top_two(end)
+        tail[longest] = second_end
+    advantages = torch.empty_like(returns)
+    for rows in row_blocks(returns):
+        has_baseline = position < tail[rows].unsqueeze(-1)
+        advantage = returns[rows] - select(has_baseline, baseline[groups.ids[rows]])
+        compared = response_mask[rows].bool() & (groups.size[rows] > 1).unsqueeze(-1)
+        advantages[rows] = select(compared, advantage)
+    return advantages, returns
