@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import save_torch_state_dict
 from transformers import AutoConfig
 
@@ -39,6 +40,7 @@ def load_pretrained(
         gradient_checkpointing: recompute activations in backward.
     """
     resolved, local_files_only = resolve_model(path)
+    transformers.utils.logging.disable_progress_bar()  # a bar from every rank is no progress report
     model = auto_class.from_pretrained(
         resolved,
         dtype=dtype,

@@ -165,7 +165,7 @@ class DataProto:
         """Same columns, dtypes, values and ``meta_info``; NaN equals NaN."""
         if not isinstance(other, DataProto):
             return NotImplemented
-        if (self.batch is None) != (other.batch is None) or len(self) != len(other):
+        if len(self) != len(other):
             return False
         mine, theirs = self._tensors(), other._tensors()
         return (

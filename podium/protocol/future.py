@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from podium.protocol.data import DataProto
-from podium.protocol.sharding import shard
+from podium.protocol.sharding import real_rows, shard
 
 
 class Handle(ABC):
@@ -68,6 +68,8 @@ class DataProtoFuture:
         self, handles: Sequence[Handle], timeout_s: float | None = None, part: tuple[int, int] | None = None
     ) -> None:
         self._handles, self._timeout_s, self._part = list(handles), timeout_s, part
+        self.padding: tuple[int, int] | None = None
+        """(real rows, all rows) of what ``get`` gave, where that is a padded shard."""
 
     @staticmethod
     def concat(data: Sequence[DataProtoFuture]) -> DataProtoFuture:
@@ -95,7 +97,11 @@ class DataProtoFuture:
         parts = gather(self._handles, self._timeout_s if timeout_s is None else timeout_s)
         # A copy in every case: several readers may get the same memory, and each may write to what it got.
         whole = DataProto.concat(parts) if len(parts) > 1 else DataProto.concat([parts[0].select(deepcopy=True)])
-        return whole if self._part is None else shard(whole, self._part[1])[self._part[0]]
+        if self._part is None:
+            return whole
+        mine = shard(whole, self._part[1])[self._part[0]]
+        self.padding = real_rows([mine])
+        return mine
 
     def done(self) -> bool:
         """Whether every rank has answered."""

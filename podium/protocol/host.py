@@ -59,10 +59,13 @@ class RoleHost:
             if spec is None or spec.materialize_futures:
                 args = tuple(_materialize(a) for a in args)
                 kwargs = {k: _materialize(v) for k, v in kwargs.items()}
-            padded = real_rows([*args, *kwargs.values()])
+            values = [*args, *kwargs.values()]
+            padded = real_rows(values)
             result = getattr(instance, method)(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = self._run(result)
+            if padded is None:
+                padded = next((a.padding for a in values if isinstance(a, DataProtoFuture) and a.padding), None)
             if padded is not None:
                 result = drop_padding(result, padded)
             return result if answer else None

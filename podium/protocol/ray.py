@@ -18,6 +18,8 @@ from typing import Any
 if not os.environ.get("RAY_ADDRESS"):
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Failures are reported by gather; those of a call nobody waits for any more are no news.
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 # What a rank started must not outlive it.
 os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
 

@@ -33,8 +33,13 @@ def worker_groups(
         trainer: has ``backend``, ``nnodes``, ``n_gpus_per_node``, ``rpc_timeout_s``.
         roles: in the order in which each process constructs them.
     """
-    # A spawned or remote rank reads the device choice from its environment; the local backend's single rank is us.
-    env = {"PODIUM_DEVICE": device, "TOKENIZERS_PARALLELISM": "false", **_threads(trainer.n_gpus_per_node)}
+    env = {
+        "PODIUM_DEVICE": device,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # one line about NUMA binding from each rank
+        "TRANSFORMERS_VERBOSITY": "error",
+        **_threads(trainer.n_gpus_per_node),
+    }
     pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, use_gpu=device == "cuda", name=name)
     with make_backend(trainer.backend) as backend:
         group = backend.start_group(

@@ -27,10 +27,11 @@ def train(config: PPOConfig) -> dict[str, float]:
     from podium.trainer.ppo.roles import build_roles, check_models
     from podium.utils.dataset import EpochLoader
     from podium.utils.tokenizer import load_tokenizer
-    from podium.utils.tracking import Tracking
+    from podium.utils.tracking import Tracking, check_loggers
     from podium.workers.reward.functions import load_reward_function
     from podium.workers.reward.manager import RewardManager
 
+    check_loggers(config.trainer.logger)
     device = resolve_device(config.trainer.device)
     check_models(config, device)
     tokenizer = load_tokenizer(

@@ -26,10 +26,11 @@ def train(config: SFTConfig) -> dict[str, float]:
     from podium.trainer.sft.objective import sft_objective
     from podium.trainer.sft.trainer import SFTTrainer
     from podium.utils.tokenizer import load_tokenizer
-    from podium.utils.tracking import Tracking
+    from podium.utils.tracking import Tracking, check_loggers
     from podium.workers.actor import ActorWorker
 
     data, trainer = config.data, config.trainer
+    check_loggers(trainer.logger)
     device = resolve_device(trainer.device)
     load_hf_config(config.model.path, "model.path", config.model.trust_remote_code)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)

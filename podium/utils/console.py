@@ -18,6 +18,7 @@ _SHOWN = (
     ("step_s", ("perf/time_per_step",)),
 )
 _PHASE = "timing_s/"
+_WORTH_SHOWING_S = 0.005
 _CLIP = 400
 _PLAIN_WIDTH = 120
 
@@ -43,7 +44,8 @@ class ConsoleLogger:
         cells = [f"{label} {_number(value):>8}" for label, value in _shown(metrics)]
         if not self._console.is_interactive:
             counter = f"step {step:>{len(str(self._total))}}/{self._total}"
-            self._print("  ".join([counter, *cells, *self._times(metrics), *([validation] if validation else [])]))
+            times = self._times(metrics) if cells else []  # a validation before the first step is no step
+            self._print("  ".join([counter, *cells, *times, *([validation] if validation else [])]))
             return
         if validation:
             self._print(f"step {step}: {validation}")
@@ -52,7 +54,7 @@ class ConsoleLogger:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Prints rows below a title; control characters are written as escapes, long cells clipped."""
-        table = Table(title=Text(_printable(title)), show_lines=True)
+        table = Table(title=Text(_printable(title)), show_lines=False)
         for column in columns:
             table.add_column(Text(_printable(str(column))), overflow="fold")
         for row in rows:
@@ -78,6 +80,7 @@ class ConsoleLogger:
     def _times(self, metrics: Mapping[str, Any]) -> list[str]:
         """Seconds by phase in the order in which phases first came, so that columns stay where they are."""
         now = {name.removeprefix(_PHASE): value for name, value in metrics.items() if name.startswith(_PHASE)}
+        now = {phase: seconds for phase, seconds in now.items() if phase in self._phases or seconds >= _WORTH_SHOWING_S}
         self._phases += [phase for phase in now if phase not in self._phases and phase != "step"]
         if not now:
             return []
@@ -92,7 +95,7 @@ def _shown(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _seconds(value: float | None) -> str:
-    return " " * 7 if value is None else f"{value:>6.2f}s"
+    return " " * 5 if value is None else f"{value:>5.2f}"
 
 
 def _number(value: Any) -> str:

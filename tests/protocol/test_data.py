@@ -54,7 +54,13 @@ def test_rows_of_lists_stay_rows():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda d: d.chunk(2)[0], lambda d: d.select(), lambda d: d.slice(0, 2), lambda d: d.repeat(2), lambda d: d[[0, 1]]],
+    [
+        lambda d: d.chunk(2)[0],
+        lambda d: d.select(),
+        lambda d: d.slice(0, 2),
+        lambda d: d.repeat(2),
+        lambda d: d[[0, 1]],
+    ],
     ids=["chunk", "select", "slice", "repeat", "index"],
 )
 def test_meta_info_is_never_shared(make):
@@ -66,7 +72,12 @@ def test_meta_info_is_never_shared(make):
 
 
 def test_repeated_rows_are_rows_of_their_own():
-    for data in (batch().repeat(3), batch().repeat(3, interleave=False), batch()[[0, 0, 0]], batch().sample_level_repeat([3, 0, 0, 0])):
+    for data in (
+        batch().repeat(3),
+        batch().repeat(3, interleave=False),
+        batch()[[0, 0, 0]],
+        batch().sample_level_repeat([3, 0, 0, 0]),
+    ):
         data.non_tensor_batch["o"][0]["list"].append("written")
         assert sum("written" in row["list"] for row in data.non_tensor_batch["o"]) == 1
     source = batch()
@@ -77,7 +88,9 @@ def test_repeated_rows_are_rows_of_their_own():
 def test_indexing():
     data = batch()
     item = data[-1]
-    assert isinstance(item, DataProtoItem) and item.batch["x"].tolist() == [6, 7] and item.non_tensor_batch["o"]["i"] == 3
+    assert (
+        isinstance(item, DataProtoItem) and item.batch["x"].tolist() == [6, 7] and item.non_tensor_batch["o"]["i"] == 3
+    )
     assert len(list(data)) == 4 and len(data[1:3]) == 2 and len(data[::2]) == 2 and len(data[3:1]) == 0
     for index in ([0, -1], np.array([0, 3]), torch.tensor([0, 3]), torch.tensor([True, False, False, True])):
         assert data[index].batch["x"][:, 0].tolist() == [0, 6]
@@ -159,9 +172,12 @@ def test_lengths_are_checked():
 
 def test_iterator():
     data = batch(6)
-    runs = [[b.batch["x"][:, 0].tolist() for b in data.make_iterator(2, 2, seed=1, dataloader_kwargs={"shuffle": True})] for _ in range(2)]
+    runs = [
+        [b.batch["x"][:, 0].tolist() for b in data.make_iterator(2, 2, seed=1, dataloader_kwargs={"shuffle": True})]
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1] and len(runs[0]) == 6
-    assert sorted(sum(runs[0][:3], [])) == [0, 2, 4, 6, 8, 10] and runs[0][:3] != runs[0][3:]
+    assert sorted(x for run in runs[0][:3] for x in run) == [0, 2, 4, 6, 8, 10] and runs[0][:3] != runs[0][3:]
     assert [b.batch["x"][0, 0].item() for b in data.make_iterator(3, 1)] == [0, 6]
     with pytest.raises(ValueError, match="does not divide"):
         data.make_iterator(4, 1)
@@ -169,7 +185,9 @@ def test_iterator():
 
 def test_unfold_fold_and_collate():
     data = batch(2)
-    wide = DataProto.from_dict({"x": torch.arange(8).reshape(2, 4), "y": torch.tensor([5, 6])}, {"o": [{"a": 1}, {"a": 2}]})
+    wide = DataProto.from_dict(
+        {"x": torch.arange(8).reshape(2, 4), "y": torch.tensor([5, 6])}, {"o": [{"a": 1}, {"a": 2}]}
+    )
     tall = wide.unfold_column_chunks(2, ["x"])
     assert tall.batch["x"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and tall.batch["y"].tolist() == [5, 5, 6, 6]
     with pytest.raises(ValueError, match="multiple of 3"):
@@ -212,13 +230,15 @@ def test_copy_and_deepcopy():
     data = batch()
     copy.copy(data).batch["new"] = torch.zeros(4)
     copy.deepcopy(data).batch["x"].zero_()
-    assert "new" not in data.batch.keys() and data.batch["x"].sum() == 28
+    assert "new" not in data._tensors() and data.batch["x"].sum() == 28
 
 
 def test_disk_refuses_code_and_says_where(tmp_path):
     path = tmp_path / "batch"
     with pytest.raises(UserError, match=r"\['o'\]\[0\]\['f'\]: a function is not plain data"):
-        DataProto.from_dict(non_tensors={"o": [{"f": (lambda: 0).__class__(compile("0", "", "eval"), {})}]}).save_to_disk(str(path))
+        DataProto.from_dict(
+            non_tensors={"o": [{"f": (lambda: 0).__class__(compile("0", "", "eval"), {})}]}
+        ).save_to_disk(str(path))
     assert not list(tmp_path.iterdir())
     path.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(UserError, match="not a DataProto"):
@@ -236,7 +256,7 @@ def test_disk_refuses_code_and_says_where(tmp_path):
 def test_shards_are_equal_and_marked(rows, n):
     shards = shard(batch(rows), n)
     sizes = {len(s) for s in shards}
-    assert len(sizes) == 1 and all("dispatch_valid" in s.batch.keys() for s in shards)
+    assert len(sizes) == 1 and all("dispatch_valid" in s._tensors() for s in shards)
     assert sum(int(s.batch["dispatch_valid"].sum()) for s in shards) == rows
     back = [drop_padding(DataProto.from_dict({"x": s.batch["x"]}), real_rows([s])) for s in shards]
     assert torch.cat([b.batch["x"] for b in back]).equal(batch(rows).batch["x"])
@@ -247,4 +267,4 @@ def test_shards_are_equal_and_marked(rows, n):
 
 
 def test_even_shards_carry_no_column():
-    assert all("dispatch_valid" not in s.batch.keys() for s in shard(batch(4), 2))
+    assert all("dispatch_valid" not in s._tensors() for s in shard(batch(4), 2))

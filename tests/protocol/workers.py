@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 
 import torch
@@ -120,23 +118,13 @@ class Echo(Worker):
             time.sleep(seconds)
 
     @register(Dispatch.ONE_TO_ALL)
-    def die(self, rank, how):
+    def exit(self, rank, code):
         if self.rank == rank:
-            print("about to die", flush=True)
-            if how == "exit":
-                os._exit(7)
-            os.kill(os.getpid(), 9)
-        time.sleep(20)
+            os._exit(code)
 
     @register(Dispatch.ONE_TO_ALL)
     def say(self, text):
         print(text, flush=True)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def child(self):
-        """Start a process of its own and return both ids."""
-        mine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-        return os.getpid(), mine.pid
 
 
 class _Unpicklable(Exception):
@@ -153,7 +141,7 @@ class Distributed(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def node(self):
-        return os.environ.get("PODIUM_NODE", ""), self.local_rank, self.local_world_size
+        return self.local_rank, self.local_world_size
 
     @register(Dispatch.ONE_TO_ALL)
     def total(self, value):
@@ -162,10 +150,9 @@ class Distributed(Worker):
         return t.item()
 
     @register(Dispatch.ONE_TO_ALL)
-    def fail_in_collective(self, rank, how="raise"):
+    def die_in_collective(self, rank):
         if self.rank == rank:
-            if how == "raise":
-                raise RuntimeError("before the collective")
+            print("about to die", flush=True)
             os.kill(os.getpid(), 9)
         torch.distributed.all_reduce(torch.zeros(1))
 

@@ -1,6 +1,7 @@
 """vLLM in this process as a rollout engine: CUDA build and CPU build alike."""
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class VLLMRollout(RolloutEngine):
         trust_remote_code: bool = False,
     ):
         super().__init__()
-        with preserve_torch_state():
+        with preserve_torch_state(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # vLLM's own use of torch
             _prepare_vllm()
             from vllm import LLM
 
