@@ -116,9 +116,8 @@ def main() -> None:
         return
     if not options.verl_python:
         print("verl is not measured: give --verl-python, the Python of an environment with verl 0.9.1")
-    print(
-        f"{options.rows} x {options.width}, groups of {GROUP_SIZE}, CPU seconds on one thread, best of {options.repeats}\n"
-    )
+    size = f"{options.rows} x {options.width}, groups of {GROUP_SIZE}"
+    print(f"{size}, CPU seconds on one thread, best of {options.repeats}\n")
     print("| Estimator | Podium CPU s | verl CPU s | faster | Podium MiB | verl MiB | same values |")
     print("|---|---|---|---|---|---|---|")
     for name in ESTIMATORS:
