@@ -112,7 +112,8 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, metavar=("LIBRARY", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps(measure(*options.worker, options.rows, options.width, options.repeats)))
+        library, name = options.worker
+        print(json.dumps(measure(library, name, options.rows, options.width, options.repeats)))
         return
     if not options.verl_python:
         print("verl is not measured: give --verl-python, the Python of an environment with verl 0.9.1")
