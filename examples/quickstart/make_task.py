@@ -6,7 +6,7 @@ Writes, all from one seed:
     OUT/sft_train.parquet, OUT/sft_val.parquet  prompt and response, mixed for training, right for validation
     OUT/model/                                  a fresh 0.53M-parameter Llama and a character tokenizer
 
-The supervised answers are one third right and two thirds wrong (the digits copied, or sorted downwards), so that a
+The supervised answers are three eighths right and five eighths wrong (the digits copied, or sorted downwards), so that a
 model fitted to them sorts now and then: PPO has something to select from, and something to gain.
 """
 
@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DATA_SOURCE = "podium/sort6"
 DIGITS = 6
-RIGHT_SHARE = 1 / 3
+RIGHT_SHARE = 3 / 8
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<unk>"]
 # Exactly 64 tokens with the special ones: every id that the model can emit decodes to something.
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz=+-*/%^<>()[]{}.,:;?!_ #|"

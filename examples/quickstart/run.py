@@ -9,6 +9,7 @@ to runs/quickstart-DATE; the task is made anew from the seed.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+ROLLOUT = "actor_rollout_ref.rollout.name="
 PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "weight_sync")
 
 
@@ -71,13 +73,16 @@ def main() -> None:
         parser.error(f"{bad[0]}: expected key=value")
     if any(text.startswith("trainer.default_local_dir=") for text in overrides):
         parser.error("trainer.default_local_dir: the quickstart writes to runs/quickstart-DATE")
+    if importlib.util.find_spec("vllm") is None and not any(text.startswith(ROLLOUT) for text in overrides):
+        print("vllm is not installed: generating with plain transformers (rollout.name=hf)")
+        overrides.append(ROLLOUT + "hf")
     began = time.perf_counter()
     out = ROOT / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
     env = {**os.environ, "PYTHON": sys.executable, "TASK": str(out / "task"), "RUNS": str(out)}
     task = [sys.executable, str(HERE / "make_task.py"), "--out", str(out / "task"), "--seed", str(args.seed)]
     run("the task: sort six digits, 291417= -> 112479", task, env)
     seeds = [f"trainer.seed={args.seed}", f"data.seed={args.seed + 1}"]
-    run("warm start: SFT on answers of which one in three is right", [str(HERE / "sft.sh"), *seeds], env)
+    run("warm start: SFT on answers of which three in eight are right", [str(HERE / "sft.sh"), *seeds], env)
     run(args.algorithm.upper(), [str(HERE / f"{args.algorithm}.sh"), *seeds, *overrides], env)
     run_dir = out / args.algorithm
     rate = summarize(run_dir)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Warm start: fits the fresh model to answers of which one in three is right. Further key=value arguments win.
+# Warm start: fits the fresh model to answers of which three in eight are right. Further key=value arguments win.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source examples/quickstart/common.sh
@@ -14,9 +14,10 @@ source examples/quickstart/common.sh
     optim.lr=1e-3 \
     optim.lr_warmup_steps=50 \
     optim.weight_decay=0 \
-    trainer.total_training_steps=400 \
-    trainer.log_freq=50 \
-    trainer.test_freq=100 \
+    optim.lr_scheduler_type=linear \
+    trainer.total_training_steps=360 \
+    trainer.log_freq=60 \
+    trainer.test_freq=120 \
     trainer.backend=local \
     trainer.default_local_dir="$RUNS/sft" \
     "$@"

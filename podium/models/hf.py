@@ -72,7 +72,9 @@ def transformer_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     names = set(getattr(model, "_no_split_modules", None) or [])
     blocks = [module for module in model.modules() if type(module).__name__ in names]
     if not blocks:
-        raise UserError(f"{type(model).__name__} names no transformer blocks (_no_split_modules), so it cannot be sharded")
+        raise UserError(
+            f"{type(model).__name__} names no transformer blocks (_no_split_modules), so it cannot be sharded"
+        )
     return blocks
 
 

@@ -17,7 +17,7 @@ class ValueModel(torch.nn.Module):
     model with one label loads there too.
     """
 
-    def __init__(self, backbone: torch.nn.Module):
+    def __init__(self, backbone: Any):
         super().__init__()
         self.config = copy.deepcopy(backbone.config.get_text_config())
         self.config.num_labels = 1
@@ -31,8 +31,8 @@ class ValueModel(torch.nn.Module):
     def hf_architecture(self) -> str:
         """The Hugging Face class that loads this model once it is saved."""
         kind: Any = type(self.config)
-        known = kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[kind].__name__ if known else "ValueModel"
+        known: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+        return known[kind].__name__ if kind in known else "ValueModel"
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor
@@ -44,13 +44,15 @@ class ValueModel(torch.nn.Module):
         return self.score(hidden)
 
 
-def load_value_model(path: str, dtype: torch.dtype, *, gradient_checkpointing: bool, trust_remote_code: bool) -> ValueModel:
+def load_value_model(
+    path: str, dtype: torch.dtype, *, gradient_checkpointing: bool, trust_remote_code: bool
+) -> ValueModel:
     """A critic on the backbone at `path`, on the CPU.
 
     Raises:
         UserError: the backbone's architecture gives no hidden states of its own.
     """
-    backbone = load_pretrained(
+    backbone: Any = load_pretrained(
         AutoModel, path, dtype, gradient_checkpointing=gradient_checkpointing, trust_remote_code=trust_remote_code
     )
     if not hasattr(backbone.config.get_text_config(), "hidden_size"):

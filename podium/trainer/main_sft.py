@@ -43,12 +43,16 @@ def train(config: SFTConfig) -> dict[str, float]:
             f"{data.train_batch_size / ranks:.2f}"
         )
     if len(train_set) < data.train_batch_size:
-        raise UserError(f"data.train_batch_size={data.train_batch_size}, but data.train_files has {len(train_set)} rows")
+        raise UserError(
+            f"data.train_batch_size={data.train_batch_size}, but data.train_files has {len(train_set)} rows"
+        )
     rows = data.train_batch_size // ranks
     micro = data.micro_batch_size_per_gpu or rows
     total_steps = trainer.total_training_steps or len(train_set) // data.train_batch_size * trainer.total_epochs
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
-    print(f"plan  {ranks} rank(s), {total_steps} steps of {data.train_batch_size} rows, micro-batch {micro}", flush=True)
+    print(
+        f"plan  {ranks} rank(s), {total_steps} steps of {data.train_batch_size} rows, micro-batch {micro}", flush=True
+    )
     actor = ClassWithInitArgs(
         ActorWorker,
         config.model,

@@ -53,7 +53,11 @@ class SyncSource:
         prompts = prompt_batch(rows, self._pad, self._max_prompt_length, self._n)
         with self._timer("gen"):
             batch = generate(
-                self._rollout, prompts, self._sampling, response_seeds(self._seed, self._drawn, len(prompts)), self.min_version
+                self._rollout,
+                prompts,
+                self._sampling,
+                response_seeds(self._seed, self._drawn, len(prompts)),
+                self.min_version,
             )
         self._drawn += 1
         return batch

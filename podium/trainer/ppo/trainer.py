@@ -109,7 +109,9 @@ class PPOTrainer:
                 self.kl_controller.value,
                 algorithm.kl_penalty,
             )
-            self.metrics.update({"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": self.kl_controller.value})
+            self.metrics.update(
+                {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": self.kl_controller.value}
+            )
             self.kl_controller.update(float(kl), len(batch))
         available = {
             **{name: tensors[name] for name in ("response_mask", "values", "old_log_probs") if name in tensors},

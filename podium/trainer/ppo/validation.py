@@ -39,7 +39,9 @@ class Validator:
         rows = [self._dataset[i] for i in range(start, min(start + size, len(self._dataset)))]
         data, kwargs = self._config.data, self._config.actor_rollout_ref.rollout.val_kwargs
         prompts = prompt_batch(rows, self._tokenizer.pad_token_id, data.max_prompt_length, kwargs.n)
-        prompts.non_tensor_batch["uid"] = np.array([f"{start}-{uid}" for uid in prompts.non_tensor_batch["uid"]], dtype=object)
+        prompts.non_tensor_batch["uid"] = np.array(
+            [f"{start}-{uid}" for uid in prompts.non_tensor_batch["uid"]], dtype=object
+        )
         sampling = {"temperature": kwargs.temperature, "top_p": kwargs.top_p, "top_k": kwargs.top_k}
         seeds = response_seeds(self._config.trainer.seed, _VALIDATION_STREAM + start, len(prompts))
         batch = generate(self._rollout, prompts, sampling, seeds, min_version)

@@ -48,16 +48,20 @@ class SFTTrainer:
             epoch, indices = next(self.loader)
             with self.timer("update"):
                 updates = self.actor.update_actor(self._batch(self.train_set, indices))[0]
-            last = step == self.total_steps
-            if self.val_set is not None and (last or 0 < self.config.trainer.test_freq and step % self.config.trainer.test_freq == 0):
+            metrics = {**update_metrics("train", updates), "training/epoch": epoch, "training/global_step": step}
+            validates = self.val_set is not None and self._is_due(step, self.config.trainer.test_freq)
+            if self.val_set is not None and validates:
                 with self.timer("testing"):
                     validation = self.validate(self.val_set)
-            metrics = {**update_metrics("train", updates), "training/epoch": epoch, "training/global_step": step}
-            if last or step % self.config.trainer.log_freq == 0:
+                metrics.update(validation)
+            if validates or self._is_due(step, self.config.trainer.log_freq):
                 times = {**self.timer.pop(), "timing_s/step": time.perf_counter() - began}
-                self.tracking.log({**metrics, **validation, **times}, step=step)
+                self.tracking.log({**metrics, **times}, step=step)
         self.export()
         return validation
+
+    def _is_due(self, step: int, frequency: int) -> bool:
+        return step == self.total_steps or (frequency > 0 and step % frequency == 0)
 
     def validate(self, dataset: SFTDataset) -> dict[str, float]:
         """Loss over a data set, and the mean probability of a whole response.

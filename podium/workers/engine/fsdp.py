@@ -58,7 +58,8 @@ class FSDPEngine(TrainEngine):
         options = {"mesh": self._mesh, "mp_policy": policy, "reshard_after_forward": config.reshard_after_forward}
         for block in transformer_blocks(module):
             fully_shard(block, **options)
-        return fully_shard(module, **options).to(device())
+        fully_shard(module, **options)
+        return module.to(device())
 
     @property
     def _dp_size(self) -> int:
@@ -87,7 +88,7 @@ class FSDPEngine(TrainEngine):
         if not math.isfinite(grad_norm):
             self._optimizer.zero_grad()
             raise NonFiniteError(f"gradient norm is {grad_norm}: no update was made")
-        lr = self._scheduler.get_last_lr()[0]
+        lr = float(self._scheduler.get_last_lr()[0])
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()

@@ -24,7 +24,9 @@ def build_optimizer(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], 
     return torch.optim.AdamW(groups, lr=config.lr, betas=tuple(config.betas), eps=config.eps, fused=True)
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer, config: Any, total_steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, config: Any, total_steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
     """Linear warm-up to the peak, then constant, or cosine or linear decay to ``min_lr_ratio`` at `total_steps`.
 
     Raises:

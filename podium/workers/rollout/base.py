@@ -107,9 +107,13 @@ class RolloutEngine(ABC):
             RuntimeError: requests are running: their tokens would mix two policies unnoticed.
         """
         if version <= self.weight_version:
-            raise ValueError(f"weights of version {version} offered, but the rollout already holds {self.weight_version}")
+            raise ValueError(
+                f"weights of version {version} offered, but the rollout already holds {self.weight_version}"
+            )
         if self.num_unfinished:
-            raise RuntimeError(f"{self.num_unfinished} requests are running: abort or finish them before a weight update")
+            raise RuntimeError(
+                f"{self.num_unfinished} requests are running: abort or finish them before a weight update"
+            )
         self.weight_version = -1  # a failure half-way leaves an engine that refuses to generate
         self.load_weights(weights)
         self.drop_caches()

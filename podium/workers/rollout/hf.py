@@ -101,7 +101,7 @@ class HFRollout(RolloutEngine):
         return torch.Generator(device()).manual_seed(request.sampling.seed)
 
     def _sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws a token a row by the exponential race, each row with its own noise. Returns log-probs and tokens (b,)."""
+        """Draws a token a row by an exponential race, each row with its own noise; log-probs and tokens (b,)."""
         params = [row.request.sampling for row in self._rows]
         temperature = torch.tensor([p.temperature for p in params], device=logits.device)
         greedy = temperature == 0

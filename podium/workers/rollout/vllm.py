@@ -122,7 +122,7 @@ class VLLMRollout(RolloutEngine):
         return Output(request_id, tokens, log_probs, reason, sampling, [self.weight_version] * len(tokens))
 
     def load_weights(self, weights: NamedTensors) -> None:
-        def load(model: torch.nn.Module) -> None:
+        def load(model: Any) -> None:
             model.load_weights(weights)
 
         self._llm.apply_model(load)
@@ -185,7 +185,7 @@ def _prepare_vllm() -> None:
     layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
 
 
-def _plain_cpu_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _plain_cpu_linear(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 

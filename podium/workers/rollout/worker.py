@@ -76,8 +76,8 @@ class RolloutWorker(Worker):
         """One response for each row.
 
         Args:
-            data: ``prompts``, ``prompt_mask`` (B, P) and ``seeds`` (B,); ``meta_info["sampling"]`` with temperature, top_p,
-                top_k, and ``meta_info["min_version"]``, the oldest weights that may answer.
+            data: ``prompts``, ``prompt_mask`` (B, P) and ``seeds`` (B,); ``meta_info["sampling"]`` with temperature,
+                top_p, top_k, and ``meta_info["min_version"]``, the oldest weights that may answer.
 
         Returns:
             ``responses``, ``response_mask``, ``rollout_log_probs`` (B, R), ``input_ids``, ``attention_mask``,

@@ -79,7 +79,9 @@ def _compare(rollout: RolloutEngine, shapes: dict[str, torch.Size], checksums: d
     wrong = [name for name, value in checksums.items() if name in held and tensor_checksum(held[name]) != value]
     if lost or wrong:
         rollout.weight_version = -1
-        problems = [f"not taken: {', '.join(lost[:5])}"] * bool(lost) + [f"differ: {', '.join(wrong[:5])}"] * bool(wrong)
+        problems = [f"not taken: {', '.join(lost[:5])}"] * bool(lost) + [f"differ: {', '.join(wrong[:5])}"] * bool(
+            wrong
+        )
         raise WeightSyncError(
             f"weight sync {version}: {len(lost) + len(wrong)} of {len(shapes)} tensors ({'; '.join(problems)})"
         )
