@@ -6,8 +6,8 @@ Writes, all from one seed:
     OUT/sft_train.parquet, OUT/sft_val.parquet  prompt and response, mixed for training, right for validation
     OUT/model/                                  a fresh 0.53M-parameter Llama and a character tokenizer
 
-The supervised answers are three eighths right and five eighths wrong (the digits copied, or sorted downwards), so that a
-model fitted to them sorts now and then: PPO has something to select from, and something to gain.
+Three of eight supervised answers are right, the others wrong (the digits copied, or sorted downwards), so that a model
+fitted to them sorts now and then: PPO has something to select from, and something to gain.
 """
 
 from __future__ import annotations

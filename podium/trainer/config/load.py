@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import sys
 import typing
 from typing import Any, TypeVar
@@ -84,7 +85,7 @@ def _field_docs(cls: type) -> dict[str, str]:
     for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
         [definition] = ast.parse(inspect.getsource(base)).body
         body = typing.cast(ast.ClassDef, definition).body
-        for statement, following in zip(body, body[1:], strict=False):
+        for statement, following in itertools.pairwise(body):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 text = following.value if isinstance(following, ast.Expr) else None
                 if isinstance(text, ast.Constant):

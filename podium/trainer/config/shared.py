@@ -28,7 +28,7 @@ class FSDPConfig:
     model_dtype: str = "float32"
     """Precision of the master weights and the optimizer state: float32 | bfloat16."""
     dtype: str = "float32"
-    """Precision of forward and backward (FSDP mixed precision): float32 | bfloat16. Gradients are reduced in float32."""
+    """Precision of forward and backward (FSDP mixed precision): float32 | bfloat16. Gradients: float32."""
     reshard_after_forward: bool = True
     """Free gathered parameters after forward (ZeRO-3); false keeps them until backward ends (ZeRO-2)."""
 

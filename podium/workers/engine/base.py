@@ -36,7 +36,7 @@ class TrainEngine(ABC):
 
     @abstractmethod
     def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
-        """One optimizer step on a mini-batch; returns its metrics, the same on every rank, and ``grad_norm`` and ``lr``.
+        """One optimizer step on a mini-batch; returns its metrics, alike on every rank, and ``grad_norm``, ``lr``.
 
         Raises:
             NonFiniteError: on all ranks alike; weights and optimizer are as before.
