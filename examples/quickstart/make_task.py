@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 DATA_SOURCE = "podium/sort6"
 DIGITS = 6
@@ -135,6 +136,7 @@ def make_task(
     write_parquet(sft_rows(sft, rng, RIGHT_SHARE), paths["sft_train"])
     write_parquet(sft_rows(sft_val, rng, right_share=1.0), paths["sft_val"])
     tokenizer = build_tokenizer()
+    logging.disable_progress_bar()
     tokenizer.save_pretrained(paths["model"])
     build_model(tokenizer, seed).save_pretrained(paths["model"])
     return paths

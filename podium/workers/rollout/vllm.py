@@ -1,5 +1,6 @@
 """vLLM in this process as a rollout engine: CUDA build and CPU build alike."""
 
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -172,6 +173,8 @@ def _prepare_vllm() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these threads
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Said before vLLM reads its own level.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     import vllm.platforms
 
     if is_cuda():
