@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,8 +21,6 @@ if not os.environ.get("RAY_ADDRESS"):
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Failures are reported by gather; those of a call nobody waits for any more are no news.
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-# What a rank started must not outlive it.
-os.environ.setdefault("RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "true")
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -109,6 +108,10 @@ class _Actor:
             raise portable(e) from None
 
     def exit(self) -> None:
+        """End what the roles started, then this process."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGTERM)
         ray.actor.exit_actor()
 
 
@@ -224,7 +227,9 @@ class Actors(Transport):
         for where in self._wheres:
             watch = _watches.pop((where.node, where.pid), None)
             if watch is not None:
-                watch.ended(_EXIT_S)
+                if watch.ended(_EXIT_S):  # on this machine: end what it started, too
+                    with contextlib.suppress(OSError):
+                        os.killpg(where.pid, signal.SIGKILL)
                 watch.close()
         if self._on_close is not None:
             self._on_close()
@@ -260,10 +265,13 @@ class RayBackend(Backend):
         self._start_timeout_s = start_timeout_s
         self._transports: list[Actors] = []
         self._started = not ray.is_initialized()
+        self._reaper: subprocess.Popen[bytes] | None = None
         if self._started:
             address = address or os.environ.get("RAY_ADDRESS") or "local"
             own: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False} if address == "local" else {}
             ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True, **own)
+            if address == "local":
+                self._reaper = _start_reaper()
         self._placements = Placements(placement_timeout_s)
 
     def start_group(
@@ -344,3 +352,12 @@ class RayBackend(Backend):
             self._placements.close()
             if self._started:
                 ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.communicate(b"done")
+            self._reaper = None
+
+
+def _start_reaper() -> subprocess.Popen[bytes]:
+    script = os.path.join(os.path.dirname(__file__), "ray_reaper.py")
+    command = [sys.executable, "-S", "-E", script, str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
