@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.ppo import PPOConfig
 from podium.utils.errors import UserError
 
@@ -50,7 +51,8 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if tp != 1:
         raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
-    for prefix, reason in _without_effect(config):
+    check_methods(config)
+    for prefix, reason in [*method_rules(config), *_without_effect(config)]:
         ignored = sorted(key for key in explicit if key == prefix or key.startswith(prefix + "."))
         if ignored:
             raise UserError(f"{ignored[0]} has no effect {reason}: remove it")
@@ -60,9 +62,6 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     """Keys (or parents of keys) that this configuration never reads, and why."""
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     rules = []
-    if algorithm.adv_estimator != "gae":
-        why = f"with algorithm.adv_estimator={algorithm.adv_estimator}, which has no critic"
-        rules += [("critic", why), ("algorithm.lam", why), ("trainer.critic_warmup", why)]
     if algorithm.use_kl_in_reward is False:
         why = "with algorithm.use_kl_in_reward=false"
         rules += [("algorithm.kl_ctrl", why), ("algorithm.kl_penalty", why)]
@@ -72,8 +71,6 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     if not actor.use_kl_loss:
         why = "without actor_rollout_ref.actor.use_kl_loss=true"
         rules += [(f"actor_rollout_ref.actor.{leaf}", why) for leaf in ("kl_loss_coef", "kl_loss_type")]
-    if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None:
-        rules.append(("actor_rollout_ref.actor.clip_ratio", "beside clip_ratio_low and clip_ratio_high"))
     if config.actor_rollout_ref.rollout.name == "hf":
         leaves = ("gpu_memory_utilization", "enforce_eager")
         rules += [(f"actor_rollout_ref.rollout.{leaf}", "with rollout.name=hf") for leaf in leaves]

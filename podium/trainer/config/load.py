@@ -52,8 +52,14 @@ def _parse(text: str) -> tuple[str, Any]:
     except HydraException as error:
         raise UserError(f"{text}: not of the form key=value ({str(error).splitlines()[0]})") from None
     if override.is_delete() or override.is_sweep_override():
-        raise UserError(f"{text}: only key=value is understood (no deletions, no sweeps)")
-    return override.key_or_group, override.value()
+        raise UserError(
+            f"{text}: only key=value is understood (no deletions, no sweeps); a value with commas needs quotes that "
+            "the shell keeps: \"key='a,b'\""
+        )
+    key, value = override.key_or_group, override.value()
+    raw = text.partition("=")[2].strip()
+    # Hydra takes the band 0.5_2 for the number 0.52. Where a number is wanted, the key's type makes it one again.
+    return key, raw if isinstance(value, int | float) and "_" in raw else value
 
 
 def _inside_free_form(key: str, known: dict[str, Any]) -> bool:

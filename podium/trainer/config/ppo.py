@@ -48,6 +48,8 @@ class PolicyLossConfig:
     """kl_cov: share of tokens that get a KL penalty."""
     ppo_kl_coef: float = 0.1
     """kl_cov: coefficient of that penalty."""
+    dro_beta: float = 1.0
+    """dro: weight of the square that holds the policy to the one that sampled."""
 
 
 @dataclass
@@ -70,6 +72,12 @@ class ActorConfig:
     """Dual clip: bound of the loss for negative advantages, as a ratio above 1."""
     loss_agg_mode: str = "token-mean"
     """token-mean | token-sum | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm."""
+    loss_scale_factor: int | None = None
+    """Tokens that seq-mean-token-sum-norm divides by; null takes data.max_response_length."""
+    tau_pos: float = 1.0
+    """sapo: temperature of the gate where the advantage is positive."""
+    tau_neg: float = 1.05
+    """sapo: the same elsewhere; larger fades faster."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus."""
     use_kl_loss: bool = False
@@ -189,6 +197,46 @@ class KLControlConfig:
 
 
 @dataclass
+class RolloutCorrectionConfig:
+    """Train/rollout mismatch (docs/algorithms.md). Its size is reported in any case."""
+
+    rollout_is: str | None = None
+    """Importance weights on the policy loss: token | sequence; null is none."""
+    rollout_is_threshold: str = "2.0"
+    """Weights above it are truncated; lower_upper (0.5_5.0) gives weight 0 outside the band."""
+    rollout_is_batch_normalize: bool = False
+    """Divide the weights by their mean."""
+    rollout_rs: str | None = None
+    """What is taken out of the policy loss: token_k1 ... seq_max_k3, several by commas; null is nothing."""
+    rollout_rs_threshold: str | None = None
+    """Bound of each rollout_rs, or one for all. k1: band of probability ratios (0.99_1.01); k2 and k3: nats."""
+    bypass_mode: bool = False
+    """Take the rollout's log-probs as old log-probs: saves a forward, and the loss's own ratio corrects."""
+
+
+@dataclass
+class FilterGroupsConfig:
+    """DAPO's dynamic sampling."""
+
+    enable: bool = False
+    """Train only on prompts whose responses differ in the metric; others are generated in their place."""
+    metric: str = "score"
+    """score (of the reward function) | seq_reward (with the overlong penalty) | a key that the function returns."""
+    max_num_gen_batches: int = 10
+    """Most batches of prompts generated for one training batch before the run stops; 0 is no limit."""
+
+
+@dataclass
+class PFPPOConfig:
+    """PF-PPO's resampling of the batch by reward."""
+
+    reweight_method: str = "pow"
+    """How often a response is drawn again: pow | max_min | max_random."""
+    weight_pow: float = 2.0
+    """pow: exponent of the absolute reward."""
+
+
+@dataclass
 class AlgorithmConfig:
     adv_estimator: str = "gae"
     """Name of a registered advantage estimator (docs/algorithms.md)."""
@@ -198,11 +246,37 @@ class AlgorithmConfig:
     """GAE's lambda."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide GRPO's advantage by the group's standard deviation; false is Dr.GRPO."""
+    gdpo_reward_keys: list[str] = field(default_factory=list)
+    """gdpo: keys of the reward function's result that are normalised apart, then added."""
+    gdpo_reward_weights: list[float] = field(default_factory=list)
+    """gdpo: weight of each key; empty is 1 for all."""
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    use_pf_ppo: bool = False
+    """Train on responses drawn again, with replacement, by how much their reward says."""
+    pf_ppo: PFPPOConfig = field(default_factory=PFPPOConfig)
     use_kl_in_reward: bool | None = None
     """KL to the reference in the reward; null: on when kl_ctrl.kl_coef is above 0."""
     kl_penalty: str = "kl"
     """Estimator of that KL: kl | abs | mse | low_var_kl."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
+
+
+@dataclass
+class OverlongBufferConfig:
+    """DAPO's soft penalty for length. Training only; validation reports the reward function's score."""
+
+    enable: bool = False
+    """Take a penalty from the score of responses that come near data.max_response_length."""
+    len: int = 0
+    """Tokens before the maximum over which the penalty grows from 0. Required when enabled."""
+    penalty_factor: float = 1.0
+    """Penalty at the maximum, in units of score."""
+
+
+@dataclass
+class RewardModelConfig:
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 
 @dataclass
@@ -241,6 +315,8 @@ class TrainerConfig(TrackingConfig):
     """Iterations between checkpoints; -1 saves at the end only."""
     log_val_generations: int = 8
     """Rows of the validation sample table."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files or modules imported before the run: they register advantage estimators and policy losses."""
     seed: int = 0
     """Seeds models, sampling and everything but the data order."""
     rpc_timeout_s: float = 1800.0
@@ -253,5 +329,6 @@ class PPOConfig:
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     custom_reward_function: RewardFunctionConfig = field(default_factory=RewardFunctionConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
