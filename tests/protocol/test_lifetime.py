@@ -62,13 +62,20 @@ def _descendants(pid: int) -> list[int]:
     return out
 
 
-SLOW = [("ray", "shutdown"), ("ray", "fall off"), ("ray", "SIGTERM"), ("local", "SIGTERM"), ("local", "fall off")]
+SLOW = [
+    ("ray", "SIGINT"),
+    ("ray", "shutdown"),
+    ("ray", "fall off"),
+    ("ray", "SIGTERM"),
+    ("local", "SIGTERM"),
+    ("local", "fall off"),
+]
 
 
 @pytest.mark.parametrize(
     ("kind", "end"),
     [
-        *[("local", "shutdown"), ("local", "SIGINT"), ("local", "SIGKILL"), ("ray", "SIGINT"), ("ray", "SIGKILL")],
+        *[("local", "shutdown"), ("local", "SIGINT"), ("local", "SIGKILL"), ("ray", "SIGKILL")],
         *[pytest.param(*case, marks=pytest.mark.slow) for case in SLOW],
     ],
 )

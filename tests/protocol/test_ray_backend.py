@@ -49,6 +49,7 @@ def test_a_busy_cluster_is_waited_for_with_a_deadline(ray_backend):
     ray_backend.start_group(ResourcePool([1], cpus_per_rank=4), ClassWithInitArgs(Echo), env=ENV).shutdown()
 
 
+@pytest.mark.slow
 def test_split_pools_share_one_reservation(ray_backend):
     pool = ResourcePool([2], cpus_per_rank=1, name="both")
     halves = split_resource_pool(pool, 1)
