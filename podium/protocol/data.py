@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from podium.protocol.rows import Memo, columns, equal_tensors, repeat_rows, slice_rows, take_rows
-from podium.protocol.values import copy_value, equal_values, object_array, pack
+from podium.protocol.rows import Memo, columns, equal_tensors, repeat_rows, row_numbers, slice_rows, take_rows
+from podium.protocol.values import copy_value, equal_values, object_array, own_duplicates, pack
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 
@@ -208,10 +208,10 @@ class DataProto:
         Raises:
             IndexError: a row that is not there, or a mask of another length.
         """
-        index = _row_numbers(idxs, len(self))
+        index = row_numbers(idxs, len(self))
         where = index.numpy()
         objects = {k: v[where] for k, v in self.non_tensor_batch.items()}
-        _own_duplicates(objects, where)
+        own_duplicates(objects, where)
         memo: Memo = {}
         batch = self._map(lambda t: take_rows(t, index, memo), len(where))
         return self._make(batch, objects, copy_value(self.meta_info))
@@ -484,30 +484,6 @@ def _get(columns: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in columns:
         raise KeyError(f"no {key!r} in {where}; there are {sorted(columns)}")
     return columns[key]
-
-
-def _row_numbers(idxs: Any, rows: int) -> Tensor:
-    index = torch.as_tensor(idxs)
-    if index.dim() != 1:
-        raise IndexError(f"rows must be given in one dimension, got shape {tuple(index.shape)}")
-    if index.dtype == torch.bool:
-        if index.numel() != rows:
-            raise IndexError(f"a mask of {index.numel()} for a batch of {rows} rows")
-        return index.nonzero().squeeze(1).cpu()
-    index = index.to("cpu", torch.int64)
-    if index.numel() and not (-rows <= int(index.min()) and int(index.max()) < rows):
-        raise IndexError(f"row {int(index.max())} (or {int(index.min())}) of a batch of {rows} rows")
-    return torch.where(index < 0, index + rows, index)
-
-
-def _own_duplicates(objects: dict[str, np.ndarray], where: np.ndarray) -> None:
-    """A row picked twice must not be one object twice."""
-    seen: set[int] = set()
-    again = [i for i, row in enumerate(where.tolist()) if row in seen or seen.add(row)]  # type: ignore[func-returns-value]
-    for column in objects.values():
-        if column.dtype == object:
-            for i in again:
-                column[i] = copy_value(column[i])
 
 
 def _unpickle(

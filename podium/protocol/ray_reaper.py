@@ -1,8 +1,8 @@
 """Ends the Ray that a driver started when the driver is gone without having ended it (SIGKILL).
 
-Run by its path, with the driver's process id, and with a pipe from the driver as standard input: the pipe's end
-without a word before it is the driver's end. Ray's own processes notice by themselves too, but take their time. Standard library
-only: it must start in no time and weigh nothing.
+Run by its path, with the driver's process id, and with a pipe from the driver as standard input: where the pipe ends
+without a word before it, the driver has ended. Ray's own processes notice by themselves too, but take their time.
+Standard library only: it must start in no time and weigh nothing.
 """
 
 from __future__ import annotations

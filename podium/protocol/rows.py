@@ -104,3 +104,18 @@ def equal_tensors(a: Tensor, b: Tensor) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return False
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def row_numbers(idxs: Any, rows: int) -> Tensor:
+    """Rows given by number (negative ones from the end) or by a mask, as non-negative int64 on the CPU."""
+    index = torch.as_tensor(idxs)
+    if index.dim() != 1:
+        raise IndexError(f"rows must be given in one dimension, got shape {tuple(index.shape)}")
+    if index.dtype == torch.bool:
+        if index.numel() != rows:
+            raise IndexError(f"a mask of {index.numel()} for a batch of {rows} rows")
+        return index.nonzero().squeeze(1).cpu()
+    index = index.to("cpu", torch.int64)
+    if index.numel() and not (-rows <= int(index.min()) and int(index.max()) < rows):
+        raise IndexError(f"row {int(index.max())} (or {int(index.min())}) of a batch of {rows} rows")
+    return torch.where(index < 0, index + rows, index)

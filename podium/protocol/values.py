@@ -82,6 +82,16 @@ def _equal_arrays(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
+def own_duplicates(objects: dict[str, np.ndarray], where: np.ndarray) -> None:
+    """A row picked twice must not be one object twice."""
+    seen: set[int] = set()
+    again = [i for i, row in enumerate(where.tolist()) if row in seen or seen.add(row)]  # type: ignore[func-returns-value]
+    for column in objects.values():
+        if column.dtype == object:
+            for i in again:
+                column[i] = copy_value(column[i])
+
+
 class _Packed:
     """Stands for a tensor while pickling, so that its own bytes, and no others, travel out of band."""
 
