@@ -23,7 +23,9 @@ def train(config: PPOConfig) -> dict[str, float]:
     """
     # Heavy imports only now: a mistyped key is told without waiting for torch.
     from podium.trainer.launch import resolve_device, worker_groups
+    from podium.trainer.plugins import load_plugins
     from podium.trainer.ppo.plan import make_plan
+    from podium.trainer.ppo.preflight import check_reward_keys, check_rollout_correction
     from podium.trainer.ppo.roles import build_roles, check_models
     from podium.utils.dataset import EpochLoader
     from podium.utils.tokenizer import load_tokenizer
@@ -32,6 +34,8 @@ def train(config: PPOConfig) -> dict[str, float]:
     from podium.workers.reward.manager import RewardManager
 
     check_loggers(config.trainer.logger)
+    load_plugins(config.trainer.plugins)
+    check_rollout_correction(config)
     device = resolve_device(config.trainer.device)
     check_models(config, device)
     tokenizer = load_tokenizer(
@@ -45,7 +49,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     roles = build_roles(config, plan, tokenizer)
     function = config.custom_reward_function
     reward = RewardManager(load_reward_function(function.path, function.name, function.reward_kwargs), tokenizer)
-    reward.check(train_set[0])
+    check_reward_keys(config, reward.check(train_set[0]).extra)
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
     print(plan.describe(config), flush=True)
     loader = EpochLoader(len(train_set), config.data.train_batch_size, config.data.seed, config.data.shuffle)
@@ -93,26 +97,34 @@ def _trainer(
     tokenizer: Any,
     tracking: Any,
 ) -> Any:
-    from podium.trainer.ppo.source import SyncSource
+    from podium.trainer.ppo.dynamic_sampling import DynamicSampling
+    from podium.trainer.ppo.scoring import Scoring
+    from podium.trainer.ppo.source import RolloutSource, SyncSource
     from podium.trainer.ppo.trainer import PPOTrainer
     from podium.trainer.ppo.validation import Validator
     from podium.utils.timing import PhaseTimer
 
     timer = PhaseTimer()
     rollout = config.actor_rollout_ref.rollout
-    source = SyncSource(
+    source: RolloutSource = SyncSource(
         train_set,
         loader,
         groups["rollout"],
+        Scoring(reward, config.reward_model.overlong_buffer, config.data.max_response_length),
         timer,
         n=rollout.n,
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k},
         seed=config.trainer.seed,
         pad_token_id=tokenizer.pad_token_id,
         max_prompt_length=config.data.max_prompt_length,
+        greedy_baseline=plan.use_greedy_baseline,
     )
+    groups_filter = config.algorithm.filter_groups
+    if groups_filter.enable:
+        prompts = config.data.train_batch_size
+        source = DynamicSampling(source, groups_filter.metric, prompts, groups_filter.max_num_gen_batches)
     validator = Validator(config, val_set, groups["rollout"], reward, tokenizer) if val_set is not None else None
-    return PPOTrainer(config, plan, groups, source, validator, reward, tokenizer, tracking, timer)
+    return PPOTrainer(config, plan, groups, source, validator, tokenizer, tracking, timer)
 
 
 if __name__ == "__main__":

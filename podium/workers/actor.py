@@ -25,6 +25,7 @@ class ActorWorker(Worker):
         objective: the loss to minimise; the algorithm's, so that this role knows none.
         temperature: of sampling; log-probs are taken there.
         entropy_grad: the objective differentiates the entropy.
+        sum_pi_squared: `compute_log_prob` gives the sum of squared probabilities too.
         mini_batch_rows, micro_batch_rows, infer_rows: sequences on this rank in one optimizer step, in one forward and
             backward, and in one forward without gradients.
         epochs: passes over each batch.
@@ -39,6 +40,7 @@ class ActorWorker(Worker):
         *,
         temperature: float = 1.0,
         entropy_grad: bool = False,
+        sum_pi_squared: bool = False,
         mini_batch_rows: int,
         micro_batch_rows: int,
         infer_rows: int,
@@ -47,7 +49,9 @@ class ActorWorker(Worker):
     ):
         super().__init__()
         self._model, self._config, self._objective = model, config, objective
-        self._temperature, self._entropy_grad = temperature, entropy_grad
+        self._forward = partial(
+            forward_log_probs, temperature=temperature, entropy_grad=entropy_grad, sum_pi_squared=sum_pi_squared
+        )
         self._mini_batch_rows, self._micro_batch_rows, self._infer_rows = mini_batch_rows, micro_batch_rows, infer_rows
         self._epochs, self._total_steps = epochs, total_steps
 
@@ -65,7 +69,7 @@ class ActorWorker(Worker):
         self._engine = build_engine(
             self._config.strategy,
             module,
-            partial(forward_log_probs, temperature=self._temperature, entropy_grad=self._entropy_grad),
+            self._forward,
             self._config.fsdp_config,
             self._config.optim,
             self._total_steps,
@@ -74,9 +78,13 @@ class ActorWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """``old_log_probs`` and ``entropys`` (B, R) of the responses under the policy as it is."""
+        """``old_log_probs`` and ``entropys`` (B, R) of the responses under the policy as it is.
+
+        And ``sum_pi_squared`` (B, R), where it was asked for.
+        """
         outputs = self._engine.infer(tensors_of(data), self._infer_rows)
-        return DataProto.from_dict({"old_log_probs": outputs["log_probs"], "entropys": outputs["entropy"]})
+        names = {"log_probs": "old_log_probs", "entropy": "entropys"}
+        return DataProto.from_dict({names.get(name, name): values for name, values in outputs.items()})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> list[dict[str, float]]:

@@ -1,30 +1,13 @@
 """Keys that are legal but wrong: values outside their choices, and keys that the chosen mode would ignore."""
 
-from typing import Any
-
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.sft import SFTConfig
+from podium.trainer.config.shared import OptimConfig
+from podium.trainer.config.values import check_values
 from podium.utils.errors import UserError
 
-_CHOICES = {
-    "actor_rollout_ref.rollout.name": ("vllm", "hf"),
-    "actor_rollout_ref.rollout.dtype": ("float32", "bfloat16"),
-    "actor_rollout_ref.rollout.weight_sync.transport": ("auto", "colocated"),
-    "actor_rollout_ref.rollout.weight_sync.verify": ("off", "sample", "full"),
-    "actor_rollout_ref.actor.strategy": ("fsdp",),
-    "actor_rollout_ref.actor.fsdp_config.model_dtype": ("float32", "bfloat16"),
-    "actor_rollout_ref.actor.fsdp_config.dtype": ("float32", "bfloat16"),
-    "actor_rollout_ref.actor.optim.lr_scheduler_type": ("constant", "cosine", "linear"),
-    "actor_rollout_ref.ref.fsdp_config.model_dtype": ("float32", "bfloat16"),
-    "actor_rollout_ref.ref.fsdp_config.dtype": ("float32", "bfloat16"),
-    "critic.strategy": ("fsdp",),
-    "critic.fsdp_config.model_dtype": ("float32", "bfloat16"),
-    "critic.fsdp_config.dtype": ("float32", "bfloat16"),
-    "critic.optim.lr_scheduler_type": ("constant", "cosine", "linear"),
-    "data.truncation": ("error", "left", "right", "middle"),
-    "trainer.device": ("auto", "cpu", "cuda"),
-    "trainer.backend": ("ray", "local"),
-}
+_KL_CONTROL = ("kl_ctrl.type", "kl_ctrl.horizon", "kl_ctrl.target_kl")
 
 
 def check_config(config: PPOConfig, explicit: set[str]) -> None:
@@ -36,13 +19,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     Raises:
         UserError: names the key and what to do.
     """
-    for key, choices in _CHOICES.items():
-        value = _get(config, key)
-        if value not in choices:
-            raise UserError(f"{key}={value}: expected {' or '.join(choices)}")
-    for key, minimum in (("data.train_batch_size", 1), ("data.max_prompt_length", 1), ("data.max_response_length", 1)):
-        if _get(config, key) < minimum:
-            raise UserError(f"{key}={_get(config, key)}: expected at least {minimum}")
+    check_values(config)
     if config.actor_rollout_ref.rollout.temperature <= 0:
         raise UserError(
             f"actor_rollout_ref.rollout.temperature={config.actor_rollout_ref.rollout.temperature}: training needs "
@@ -52,7 +29,22 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     if tp != 1:
         raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
     check_methods(config)
-    for prefix, reason in [*method_rules(config), *_without_effect(config)]:
+    _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config)])
+
+
+def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
+    """As `check_config`, for supervised fine-tuning."""
+    check_values(config)
+    rules = _ignored_by_optimizer(config.optim, "optim")
+    if not config.data.shuffle:
+        rules.append(("data.seed", "with data.shuffle=false"))
+    if not config.data.val_files:
+        rules.append(("trainer.test_freq", "without data.val_files"))
+    _refuse_ignored(explicit, rules)
+
+
+def _refuse_ignored(explicit: set[str], rules: list[tuple[str, str]]) -> None:
+    for prefix, reason in rules:
         ignored = sorted(key for key in explicit if key == prefix or key.startswith(prefix + "."))
         if ignored:
             raise UserError(f"{ignored[0]} has no effect {reason}: remove it")
@@ -78,10 +70,27 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
         rules.append(("custom_reward_function", "without custom_reward_function.path"))
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
+    rules += _ignored_by_optimizer(actor.optim, "actor_rollout_ref.actor.optim")
+    rules += _ignored_by_optimizer(config.critic.optim, "critic.optim")
+    if not in_reward:
+        why = "without a KL in the reward (algorithm.kl_ctrl.kl_coef)"
+        rules += [(f"algorithm.{leaf}", why) for leaf in ("kl_penalty", *_KL_CONTROL)]
+    elif algorithm.kl_ctrl.type == "fixed":
+        rules += [(f"algorithm.{leaf}", "with algorithm.kl_ctrl.type=fixed") for leaf in _KL_CONTROL[1:]]
+    if config.actor_rollout_ref.rollout.val_kwargs.temperature == 0:
+        leaves = ("top_p", "top_k")
+        why = "with greedy validation (val_kwargs.temperature=0)"
+        rules += [(f"actor_rollout_ref.rollout.val_kwargs.{leaf}", why) for leaf in leaves]
+    if not config.data.val_files:
+        leaves = ("data.val_batch_size", "trainer.log_val_generations", "actor_rollout_ref.rollout.val_kwargs")
+        rules += [(key, "without data.val_files") for key in leaves]
     return rules
 
 
-def _get(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
+def _ignored_by_optimizer(optim: OptimConfig, prefix: str) -> list[tuple[str, str]]:
+    rules = []
+    if optim.lr_warmup_steps >= 0:
+        rules.append((f"{prefix}.lr_warmup_steps_ratio", f"beside {prefix}.lr_warmup_steps"))
+    if optim.lr_scheduler_type == "constant":
+        rules.append((f"{prefix}.min_lr_ratio", f"with {prefix}.lr_scheduler_type=constant"))
+    return rules

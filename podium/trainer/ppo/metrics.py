@@ -32,30 +32,27 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
     return metrics
 
 
-def rollout_gap_metrics(batch: DataProto) -> dict[str, float]:
-    """How far the training engine's log-probs are from those of the engine that drew the tokens.
+def forward_metrics(batch: DataProto) -> dict[str, float]:
+    """What the actor's forward says: its entropy (mean over valid tokens, nats), and its gap to the rollout.
 
-    Both are of the same weights at the same temperature, so the gap is numerics alone; a large one means that sampling
-    and training disagree about the policy.
+    Both engines' log-probs are of the same weights at the same temperature, so the gap is numerics alone; a large one
+    means that sampling and training disagree about the policy. Empty where there was no such forward (bypass mode).
     """
     assert batch.batch is not None
+    if "entropys" not in batch.batch:
+        return {}
     mask = batch.batch["response_mask"].bool()
     rollout, trained = batch.batch["rollout_log_probs"][mask], batch.batch["old_log_probs"][mask]
     probs_gap = (rollout.exp() - trained.exp()).abs()
     log_gap = (rollout - trained).abs()
     return {
+        "actor/old_entropy": float(masked_mean(batch.batch["entropys"], mask)),
         "training/rollout_probs_diff_mean": float(probs_gap.mean()),
         "training/rollout_probs_diff_max": float(probs_gap.max()),
         "training/rollout_probs_diff_std": float(probs_gap.std(correction=0)),
         "training/rollout_log_probs_diff_mean": float(log_gap.mean()),
         "training/rollout_log_probs_diff_max": float(log_gap.max()),
     }
-
-
-def entropy_of(batch: DataProto) -> float:
-    """Mean entropy of the policy's next-token distributions over the valid tokens, nats."""
-    assert batch.batch is not None
-    return float(masked_mean(batch.batch["entropys"], batch.batch["response_mask"]))
 
 
 def update_metrics(role: str, updates: list[dict[str, float]]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.ppo.estimator import Estimator
 from podium.utils.errors import UserError
 
 GROUP_ESTIMATORS = (
@@ -26,6 +27,10 @@ class Plan:
     use_critic: bool
     use_reference: bool
     use_kl_in_reward: bool
+    use_greedy_baseline: bool
+    """Each prompt is answered greedily too."""
+    use_sum_pi_squared: bool
+    """The forward for old log-probs gives the sums of squared probabilities too."""
     steps_per_epoch: int
     total_steps: int
     rows: int
@@ -51,7 +56,8 @@ class Plan:
             f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
             f"engine {config.actor_rollout_ref.actor.strategy}, rollout {rollout.name}",
             f"{self.total_steps} steps ({self.steps_per_epoch} an epoch): {config.data.train_batch_size} prompts x "
-            f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank",
+            f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank"
+            + (", and a greedy one for each prompt" if self.use_greedy_baseline else ""),
             f"actor: mini-batch {self.actor_mini_rows} sequences ({self.actor_mini_rows // self.ranks} a rank, "
             f"micro-batch {self.actor_micro_rows}), {self.actor_updates} optimizer steps in all",
         ]
@@ -85,7 +91,13 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         )
     if dataset_rows < data.train_batch_size:
         raise UserError(f"data.train_batch_size={data.train_batch_size}, but data.train_files has {dataset_rows} rows")
-    use_critic = algorithm.adv_estimator == "gae"
+    reads = Estimator.named(algorithm.adv_estimator).reads
+    if "sum_pi_squared" in reads and algorithm.rollout_correction.bypass_mode:
+        raise UserError(
+            f"algorithm.adv_estimator={algorithm.adv_estimator} reads sum_pi_squared from the forward that "
+            "algorithm.rollout_correction.bypass_mode=true leaves out: remove one of the two"
+        )
+    use_critic = "values" in reads
     use_kl_in_reward = algorithm.use_kl_in_reward
     if use_kl_in_reward is None:
         use_kl_in_reward = algorithm.kl_ctrl.kl_coef > 0
@@ -105,6 +117,8 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         use_critic=use_critic,
         use_reference=use_kl_in_reward or actor.use_kl_loss,
         use_kl_in_reward=use_kl_in_reward,
+        use_greedy_baseline="reward_baselines" in reads,
+        use_sum_pi_squared="sum_pi_squared" in reads,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         rows=data.train_batch_size * n,

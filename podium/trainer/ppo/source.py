@@ -1,26 +1,48 @@
-"""Where the trainer's batches come from: prompts answered by the rollout.
+"""Where the trainer's batches come from: prompts, answered by the rollout and scored.
 
 Synchronous, one-step-off and asynchronous training differ only here.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.ppo.scoring import Scoring
 from podium.utils.dataset import EpochLoader, PromptDataset, collate_prompts
 from podium.utils.timing import PhaseTimer
+
+
+class RolloutSource(Protocol):
+    """An endless iterator of scored batches."""
+
+    min_version: int
+    """Oldest weights that may answer; the trainer raises it after each sync."""
+    epoch: int
+    """Passes over the data that are behind the last batch."""
+
+    def __next__(self) -> DataProto: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data and in the stream of sampling seeds."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        ...
 
 
 class SyncSource:
     """Each batch is generated when it is asked for, by weights at least as new as `min_version` then says.
 
     Args:
+        scoring: scores the responses.
         n: responses for each prompt.
         sampling: temperature, top_p, top_k.
         seed: of the run; each response is sampled with a seed of its own made of it, the batch's number and its row.
+        greedy_baseline: answer each prompt greedily too, and give its score to each row as ``reward_baselines`` (B,).
     """
 
     def __init__(
@@ -28,6 +50,7 @@ class SyncSource:
         dataset: PromptDataset,
         loader: EpochLoader,
         rollout: WorkerGroup,
+        scoring: Scoring,
         timer: PhaseTimer,
         *,
         n: int,
@@ -35,32 +58,38 @@ class SyncSource:
         seed: int,
         pad_token_id: int,
         max_prompt_length: int,
+        greedy_baseline: bool = False,
     ):
         self._dataset, self._loader, self._rollout, self._timer = dataset, loader, rollout, timer
+        self._scoring = scoring
         self._n, self._sampling, self._seed = n, dict(sampling), seed
         self._pad, self._max_prompt_length = pad_token_id, max_prompt_length
+        self._greedy_baseline = greedy_baseline
         self._drawn = 0
         self.min_version = 0
-        """Oldest weights that may answer; the trainer raises it after each sync."""
         self.epoch = 0
-
-    def __iter__(self) -> Iterator[DataProto]:
-        return self
 
     def __next__(self) -> DataProto:
         self.epoch, indices = next(self._loader)
         rows = [self._dataset[int(i)] for i in indices]
-        prompts = prompt_batch(rows, self._pad, self._max_prompt_length, self._n)
-        with self._timer("gen"):
-            batch = generate(
-                self._rollout,
-                prompts,
-                self._sampling,
-                response_seeds(self._seed, self._drawn, len(prompts)),
-                self.min_version,
-            )
+        prompts = prompt_batch(rows, self._pad, self._max_prompt_length, self._n, first_uid=self._drawn * len(rows))
+        seeds = response_seeds(self._seed, self._drawn, len(prompts))
         self._drawn += 1
+        batch = self._answer(prompts, self._sampling, seeds)
+        if self._greedy_baseline:
+            first = slice(None, None, self._n)
+            greedy = self._answer(prompts[first], {"temperature": 0.0, "top_p": 1.0, "top_k": -1}, seeds[first])
+            assert greedy.batch is not None
+            baselines = greedy.batch["token_level_scores"].sum(dim=-1).repeat_interleave(self._n)
+            batch = batch.union(DataProto.from_dict({"reward_baselines": baselines}))
+            batch.meta_info["metrics"]["reward/greedy_baseline/mean"] = float(baselines.mean())
         return batch
+
+    def _answer(self, prompts: DataProto, sampling: Mapping[str, Any], seeds: torch.Tensor) -> DataProto:
+        with self._timer("gen"):
+            batch = generate(self._rollout, prompts, sampling, seeds, self.min_version)
+        with self._timer("reward"):
+            return self._scoring(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data and in the stream of sampling seeds."""
@@ -72,10 +101,12 @@ class SyncSource:
         self._drawn = state["drawn"]
 
 
-def prompt_batch(rows: list[dict[str, Any]], pad_token_id: int, max_prompt_length: int, n: int) -> DataProto:
-    """Rows of a data set, each `n` times in a row, with a ``uid`` that the copies share."""
+def prompt_batch(
+    rows: list[dict[str, Any]], pad_token_id: int, max_prompt_length: int, n: int, first_uid: int = 0
+) -> DataProto:
+    """Rows of a data set, each `n` times in a row, with a ``uid`` (counting from `first_uid`) that the copies share."""
     tensors, objects = collate_prompts(rows, pad_token_id, max_prompt_length)
-    objects["uid"] = np.array([str(i) for i in range(len(rows))], dtype=object)
+    objects["uid"] = np.array([str(first_uid + i) for i in range(len(rows))], dtype=object)
     batch = DataProto.from_dict(tensors, objects)
     return batch.repeat(n, interleave=True) if n > 1 else batch
 

@@ -1,28 +1,30 @@
 """The PPO loop, for every algorithm and every schedule."""
 
-import inspect
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.config.ppo import PPOConfig
-from podium.trainer.ppo.advantages import get_adv_estimator_fn
 from podium.trainer.ppo.checkpoint import write_checkpoint
+from podium.trainer.ppo.estimator import Estimator
 from podium.trainer.ppo.kl import apply_kl_penalty, get_kl_controller
 from podium.trainer.ppo.metrics import (
     batch_metrics,
-    entropy_of,
-    rollout_gap_metrics,
+    forward_metrics,
     throughput_metrics,
     update_metrics,
 )
 from podium.trainer.ppo.plan import Plan
-from podium.trainer.ppo.source import SyncSource
+from podium.trainer.ppo.rollout_correction import compute_rollout_correction
+from podium.trainer.ppo.sampling import pf_ppo_resample
+from podium.trainer.ppo.source import RolloutSource
 from podium.trainer.ppo.validation import Validator
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
-from podium.workers.reward.manager import RewardManager
 
 FORWARD_COLUMNS = ["input_ids", "attention_mask", "position_ids", "responses", "response_mask"]
 
@@ -39,9 +41,8 @@ class PPOTrainer:
         config: PPOConfig,
         plan: Plan,
         groups: dict[str, WorkerGroup],
-        source: SyncSource,
+        source: RolloutSource,
         validator: Validator | None,
-        reward: RewardManager,
         tokenizer: Any,
         tracking: Tracking,
         timer: PhaseTimer,
@@ -49,8 +50,9 @@ class PPOTrainer:
         self.config, self.plan = config, plan
         self.actor = groups["actor"]
         self.critic, self.ref = groups.get("critic"), groups.get("ref")
-        self.source, self.validator, self.reward, self.tokenizer = source, validator, reward, tokenizer
+        self.source, self.validator, self.tokenizer = source, validator, tokenizer
         self.tracking, self.timer = tracking, timer
+        self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
 
@@ -63,10 +65,8 @@ class PPOTrainer:
         while self.step < self.plan.total_steps:
             self.begin_step()
             batch = next(self.source)
-            with self.timer("reward"):
-                batch = batch.union(self.reward(batch))
             with self.timer("old_log_prob"):
-                batch = batch.union(self.actor.compute_log_prob(forward_inputs(batch)))
+                batch = self.add_old_log_probs(batch)
             if self.ref is not None:
                 with self.timer("ref"):
                     batch = batch.union(self.ref.compute_ref_log_prob(forward_inputs(batch)))
@@ -75,12 +75,13 @@ class PPOTrainer:
                     batch = batch.union(self.critic.compute_values(forward_inputs(batch)))
             with self.timer("adv"):
                 batch = self.add_advantages(batch)
+                trained = self.draw_rows(batch)
             if self.critic is not None:
                 with self.timer("update_critic"):
-                    self.update("critic", self.critic.update_critic, self.critic_batch(batch))
+                    self.update("critic", self.critic.update_critic, self.critic_batch(trained))
             if self.critic is None or self.step > self.config.trainer.critic_warmup:
                 with self.timer("update_actor"):
-                    self.update("actor", self.actor.update_actor, self.actor_batch(batch))
+                    self.update("actor", self.actor.update_actor, self.actor_batch(trained))
                 self.sync_weights()
             if self.is_due(self.config.trainer.test_freq):
                 validation = self.validate()
@@ -94,6 +95,31 @@ class PPOTrainer:
         self.step += 1
         self._began = time.perf_counter()
         self.metrics = {}
+
+    def add_old_log_probs(self, batch: DataProto) -> DataProto:
+        """Adds ``old_log_probs``, and what the rollout correction makes of their difference to the rollout's."""
+        assert batch.batch is not None
+        correction = self.config.algorithm.rollout_correction
+        if correction.bypass_mode:
+            batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
+            return batch
+        batch = batch.union(self.actor.compute_log_prob(forward_inputs(batch)))
+        tensors = batch.batch
+        assert tensors is not None
+        weights, kept, metrics = compute_rollout_correction(
+            tensors["old_log_probs"],
+            tensors["rollout_log_probs"],
+            tensors["response_mask"],
+            correction.rollout_is,
+            correction.rollout_is_threshold,
+            correction.rollout_is_batch_normalize,
+            correction.rollout_rs,
+            correction.rollout_rs_threshold,
+        )
+        self.metrics.update(metrics)
+        # What is rejected still counts for advantages (its score may lie on a rejected token), not for the policy loss.
+        columns = {"loss_mask": kept} | ({"rollout_is_weights": weights} if weights is not None else {})
+        return batch.union(DataProto.from_dict(columns))
 
     def add_advantages(self, batch: DataProto) -> DataProto:
         """Adds ``token_level_rewards``, ``advantages`` and ``returns``."""
@@ -113,27 +139,46 @@ class PPOTrainer:
                 {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": self.kl_controller.value}
             )
             self.kl_controller.update(float(kl), len(batch))
-        available = {
-            **{name: tensors[name] for name in ("response_mask", "values", "old_log_probs") if name in tensors},
-            "token_level_rewards": rewards,
-            "index": batch.non_tensor_batch["uid"],
-            "gamma": algorithm.gamma,
-            "lam": algorithm.lam,
-            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-            "config": algorithm,
-        }
-        estimator = get_adv_estimator_fn(algorithm.adv_estimator)
-        named = inspect.signature(estimator).parameters
-        advantages, returns = estimator(**{name: value for name, value in available.items() if name in named})
+        advantages, returns = self.estimator(
+            {
+                **dict(tensors.items()),
+                "token_level_rewards": rewards,
+                "index": batch.non_tensor_batch["uid"],
+                "non_tensor_batch": batch.non_tensor_batch,
+                "gamma": algorithm.gamma,
+                "lam": algorithm.lam,
+                "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+                "config": algorithm,
+            }
+        )
         return batch.union(
             DataProto.from_dict({"token_level_rewards": rewards, "advantages": advantages, "returns": returns})
         )
 
+    def draw_rows(self, batch: DataProto) -> DataProto:
+        """The rows to train on: all, or as many drawn by PF-PPO."""
+        assert batch.batch is not None
+        algorithm = self.config.algorithm
+        if not algorithm.use_pf_ppo:
+            return batch
+        seed = int(np.random.SeedSequence([self.config.trainer.seed, self.step]).generate_state(1)[0])
+        scores = batch.batch["token_level_scores"].sum(dim=-1)
+        method, generator = algorithm.pf_ppo.reweight_method, torch.Generator().manual_seed(seed)
+        rows = pf_ppo_resample(scores, method, algorithm.pf_ppo.weight_pow, generator)
+        self.metrics["pf_ppo/distinct"] = len(set(rows.tolist())) / len(rows)
+        return batch.select_idxs(rows)
+
     def actor_batch(self, batch: DataProto) -> DataProto:
         """What the policy loss reads."""
+        assert batch.batch is not None
         columns = [*FORWARD_COLUMNS, "old_log_probs", "advantages"]
         columns += ["ref_log_prob"] if self.config.actor_rollout_ref.actor.use_kl_loss else []
-        return by_rank(batch.select(columns, [], []), self.plan.actor_mini_rows, self.plan.ranks)
+        columns += ["rollout_is_weights"] if "rollout_is_weights" in batch.batch else []
+        chosen = batch.select(columns, [], [])
+        if "loss_mask" in batch.batch:
+            del chosen.batch["response_mask"]
+            chosen = chosen.union(DataProto.from_dict({"response_mask": batch.batch["loss_mask"]}))
+        return by_rank(chosen, self.plan.actor_mini_rows, self.plan.ranks)
 
     def critic_batch(self, batch: DataProto) -> DataProto:
         """What the value loss reads."""
@@ -145,7 +190,8 @@ class PPOTrainer:
         updates = method(batch)[0]
         self.metrics.update(update_metrics(role, updates))
         if role == "actor":
-            # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1.
+            # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1. In
+            # bypass mode those are the rollout's, and this is how far it is off.
             self.metrics["training/first_ratio_dev_max"] = updates[0]["actor/ratio_dev_max"]
 
     def sync_weights(self) -> None:
@@ -209,10 +255,9 @@ class PPOTrainer:
                 **self.metrics,
                 **batch.meta_info.get("metrics", {}),
                 **batch_metrics(batch, self.config.data.max_response_length),
-                **rollout_gap_metrics(batch),
+                **forward_metrics(batch),
                 **throughput_metrics(batch, seconds, self.plan.ranks),
                 **self.timer.pop(),
-                "actor/old_entropy": entropy_of(batch),
                 "timing_s/step": seconds,
                 "training/global_step": self.step,
                 "training/epoch": self.source.epoch,

@@ -2,14 +2,21 @@
 
 import torch
 
-from podium.utils.torch_functional import entropy_from_logits, logprobs_from_logits
+from podium.utils.torch_functional import (
+    entropy_from_logits,
+    logprobs_from_logits,
+    sum_pi_squared_from_logits,
+)
 from podium.workers.engine.base import Tensors
 
 
-def forward_log_probs(model: torch.nn.Module, batch: Tensors, temperature: float, entropy_grad: bool) -> Tensors:
+def forward_log_probs(
+    model: torch.nn.Module, batch: Tensors, temperature: float, entropy_grad: bool, sum_pi_squared: bool = False
+) -> Tensors:
     """``log_probs`` of the response tokens and ``entropy`` of their distributions, (b, R) float32.
 
-    Both are taken at the sampling temperature: that is the policy which drew the tokens.
+    With `sum_pi_squared`, and where no gradient is taken, also the sum of their squared probabilities. All are taken at
+    the sampling temperature: that is the policy which drew the tokens.
     """
     inputs, kept = _trim(batch)
     logits = model(**inputs, use_cache=False, logits_to_keep=kept + 1).logits[:, :-1]
@@ -19,7 +26,10 @@ def forward_log_probs(model: torch.nn.Module, batch: Tensors, temperature: float
     log_probs = logprobs_from_logits(logits, batch["responses"][:, :kept])
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy = entropy_from_logits(logits)
-    return {"log_probs": _widen(log_probs, width), "entropy": _widen(entropy, width)}
+    outputs = {"log_probs": log_probs, "entropy": entropy}
+    if sum_pi_squared and not torch.is_grad_enabled():
+        outputs["sum_pi_squared"] = sum_pi_squared_from_logits(logits)
+    return {name: _widen(values, width) for name, values in outputs.items()}
 
 
 def forward_values(model: torch.nn.Module, batch: Tensors) -> Tensors:

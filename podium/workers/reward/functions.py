@@ -1,17 +1,14 @@
 """Finding the reward function: the user's, from a file, or a built-in one, by data source."""
 
 import difflib
-import importlib.util
 import inspect
-import sys
-import traceback
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from podium.utils.errors import UserError
+from podium.utils.python_file import import_file
 
 RewardFn = Callable[..., Any]
 """``fn(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs)``: a number, a dict with ``score``, or an
@@ -47,7 +44,7 @@ class FileFunction:
         self._file = Path(path).expanduser().resolve()
         self._kwargs = dict(kwargs)
         self.__name__ = name
-        self._fn = _find(_import_file(self._file), name, self._file)
+        self._fn = _find(import_file(self._file, "custom_reward_function.path"), name, self._file)
         _check_signature(self._fn, name, self._file, self._kwargs)
 
     def __call__(self, **arguments: Any) -> Any:
@@ -58,36 +55,6 @@ class FileFunction:
 
     def __repr__(self) -> str:
         return f"{self.__name__} in {self._file}"
-
-
-def _import_file(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise UserError(f"custom_reward_function.path={file}: there is no such file")
-    # Files of one name in two folders are two modules.
-    module_name = f"podium_reward_{file.stem}_{zlib.crc32(str(file).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"custom_reward_function.path={file}: not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and typing look a class's module up there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        sys.modules.pop(module_name, None)
-        message = " ".join(str(error).split())
-        raise UserError(
-            f"custom_reward_function.path={file}: importing it fails{_line_in(error, file)} with "
-            f"{type(error).__name__}: {message}"
-        ) from error
-    return module
-
-
-def _line_in(error: BaseException, file: Path) -> str:
-    """`` at line N`` of `file`, where there is one."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        return f" at line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return f" at line {lines[-1]}" if lines else ""
 
 
 def _find(module: ModuleType, name: str, file: Path) -> RewardFn:
