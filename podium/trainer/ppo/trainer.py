@@ -171,14 +171,12 @@ class PPOTrainer:
     def actor_batch(self, batch: DataProto) -> DataProto:
         """What the policy loss reads."""
         assert batch.batch is not None
-        columns = [*FORWARD_COLUMNS, "old_log_probs", "advantages"]
-        columns += ["ref_log_prob"] if self.config.actor_rollout_ref.actor.use_kl_loss else []
-        columns += ["rollout_is_weights"] if "rollout_is_weights" in batch.batch else []
-        chosen = batch.select(columns, [], [])
-        if "loss_mask" in batch.batch:
-            del chosen.batch["response_mask"]
-            chosen = chosen.union(DataProto.from_dict({"response_mask": batch.batch["loss_mask"]}))
-        return by_rank(chosen, self.plan.actor_mini_rows, self.plan.ranks)
+        names = [*FORWARD_COLUMNS, "old_log_probs", "advantages"]
+        names += ["ref_log_prob"] if self.config.actor_rollout_ref.actor.use_kl_loss else []
+        names += ["rollout_is_weights"] if "rollout_is_weights" in batch.batch else []
+        columns = {name: batch.batch[name] for name in names}
+        columns["response_mask"] = batch.batch.get("loss_mask", columns["response_mask"])
+        return by_rank(DataProto.from_dict(columns), self.plan.actor_mini_rows, self.plan.ranks)
 
     def critic_batch(self, batch: DataProto) -> DataProto:
         """What the value loss reads."""
