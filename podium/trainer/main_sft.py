@@ -4,13 +4,14 @@ import dataclasses
 from typing import Any
 
 from podium.trainer.cli import run_main
-from podium.trainer.config import SFTConfig, parse_command_line
+from podium.trainer.config import SFTConfig, check_sft_config, parse_command_line
 from podium.utils.errors import UserError
 
 
 def main() -> None:
     """Reads the command line and trains."""
-    config, _ = parse_command_line(SFTConfig, "python3 -m podium.trainer.main_sft")
+    config, explicit = parse_command_line(SFTConfig, "python3 -m podium.trainer.main_sft")
+    check_sft_config(config, explicit)
     train(config)
 
 

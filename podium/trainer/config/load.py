@@ -43,7 +43,10 @@ def load_config(cls: type[T], overrides: list[str]) -> tuple[T, set[str]]:
         except OmegaConfBaseException as error:
             expected = getattr(known.get(key), "__name__", str(known.get(key)))
             raise UserError(f"{text}: {key} takes {expected}, got {value!r} ({str(error).splitlines()[0]})") from None
-    return typing.cast(T, OmegaConf.to_object(config)), explicit
+    try:
+        return typing.cast(T, OmegaConf.to_object(config)), explicit
+    except OmegaConfBaseException as error:  # a ${...} that leads nowhere
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
 
 
 def _parse(text: str) -> tuple[str, Any]:

@@ -105,7 +105,9 @@ class ValKwargs:
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that have this probability together."""
     top_k: int = -1
+    """Sample from so many of the likeliest tokens; -1 keeps the whole vocabulary."""
     n: int = 1
     """Responses for each validation prompt; their mean and best are reported."""
 
@@ -127,6 +129,7 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature; training log-probs are taken at the same one."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that have this probability together."""
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
     dtype: str = "float32"
