@@ -124,4 +124,4 @@ def generate(
     request = prompts.select(batch_keys=["prompts", "prompt_mask"], non_tensor_batch_keys=[])
     request = request.union(DataProto.from_dict({"seeds": seeds}))
     request.meta_info.update(sampling=dict(sampling), min_version=min_version)
-    return prompts.union(rollout.generate_sequences(request))
+    return prompts.select().union(rollout.generate_sequences(request))
