@@ -29,7 +29,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     from podium.trainer.ppo.roles import build_roles, check_models
     from podium.utils.dataset import EpochLoader
     from podium.utils.tokenizer import load_tokenizer
-    from podium.utils.tracking import Tracking, check_loggers
+    from podium.utils.tracking import Tracking, check_loggers, make_run_dir
     from podium.workers.reward.functions import load_reward_function
     from podium.workers.reward.manager import RewardManager
 
@@ -50,6 +50,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     function = config.custom_reward_function
     reward = RewardManager(load_reward_function(function.path, function.name, function.reward_kwargs), tokenizer)
     check_reward_keys(config, reward.check(train_set[0]).extra)
+    make_run_dir(config.trainer.default_local_dir)
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
     print(plan.describe(config), flush=True)
     loader = EpochLoader(len(train_set), config.data.train_batch_size, config.data.seed, config.data.shuffle)

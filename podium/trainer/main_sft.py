@@ -27,7 +27,7 @@ def train(config: SFTConfig) -> dict[str, float]:
     from podium.trainer.sft.objective import sft_objective
     from podium.trainer.sft.trainer import SFTTrainer
     from podium.utils.tokenizer import load_tokenizer
-    from podium.utils.tracking import Tracking, check_loggers
+    from podium.utils.tracking import Tracking, check_loggers, make_run_dir
     from podium.workers.actor import ActorWorker
 
     data, trainer = config.data, config.trainer
@@ -50,6 +50,7 @@ def train(config: SFTConfig) -> dict[str, float]:
     rows = data.train_batch_size // ranks
     micro = data.micro_batch_size_per_gpu or rows
     total_steps = trainer.total_training_steps or len(train_set) // data.train_batch_size * trainer.total_epochs
+    make_run_dir(trainer.default_local_dir)
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
     print(
         f"plan  {ranks} rank(s), {total_steps} steps of {data.train_batch_size} rows, micro-batch {micro}", flush=True

@@ -42,6 +42,20 @@ def check_loggers(loggers: Sequence[str]) -> None:
             ) from error
 
 
+def make_run_dir(run_dir: str | Path) -> Path:
+    """Makes the run directory where it is not there yet; for callers that start other things first.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    run_dir = Path(run_dir).expanduser()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"trainer.default_local_dir={run_dir}: {error.strerror}") from error
+    return run_dir
+
+
 class Tracking:
     """Writes metrics and validation samples of one run to `run_dir` and to the chosen loggers.
 
@@ -73,11 +87,7 @@ class Tracking:
         resume_step: int | None = None,
     ):
         check_loggers(loggers)
-        run_dir = Path(run_dir).expanduser()
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"trainer.default_local_dir={run_dir}: {error.strerror}") from error
+        run_dir = make_run_dir(run_dir)
         config = redact(config)
         self._samples_file = run_dir / "val_samples.jsonl"
         self._step = resume_step or 0

@@ -59,8 +59,9 @@ class PPOTrainer:
     def fit(self) -> dict[str, float]:
         """Trains to the last step. Returns the last validation's metrics."""
         self.sync_weights()
-        validation = self.validate() if self.config.trainer.val_before_train else {}
-        if self.config.trainer.val_only:
+        trainer = self.config.trainer
+        validation = self.validate() if trainer.val_before_train or trainer.val_only else {}
+        if trainer.val_only:
             return validation
         while self.step < self.plan.total_steps:
             self.begin_step()
@@ -93,6 +94,7 @@ class PPOTrainer:
     def begin_step(self) -> None:
         """Starts the clock and an empty set of metrics."""
         self.step += 1
+        self.timer.pop()  # the first sync came before any step
         self._began = time.perf_counter()
         self.metrics = {}
 
@@ -187,7 +189,7 @@ class PPOTrainer:
         """Calls the role's update and keeps its metrics."""
         updates = method(batch)[0]
         self.metrics.update(update_metrics(role, updates))
-        if role == "actor":
+        if role == "actor" and "actor/ratio_dev_max" in updates[0]:  # a plug-in's loss may not report it
             # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1. In
             # bypass mode those are the rollout's, and this is how far it is off.
             self.metrics["training/first_ratio_dev_max"] = updates[0]["actor/ratio_dev_max"]
