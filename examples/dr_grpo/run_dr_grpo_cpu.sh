@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Dr.GRPO (arXiv 2503.20783): GRPO without its two biases: no division by the group's spread or by the response's length.
+# On the quickstart's task, on a CPU, in about two minutes. Further key=value arguments win.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source examples/quickstart/common.sh
+warm_start
+
+"$PYTHON" -m podium.trainer.main_ppo "${COMMON[@]}" \
+    data.train_batch_size=32 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 \
+    algorithm.adv_estimator=grpo \
+    algorithm.norm_adv_by_std_in_grpo=false \
+    actor_rollout_ref.rollout.n=8 \
+    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm \
+    trainer.default_local_dir="$RUNS/dr_grpo" \
+    "$@"
