@@ -1,0 +1,54 @@
+"""Every script's command line is one that its program accepts, and every file that it names is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from podium.trainer.config import PPOConfig, check_config, load_config
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(
+    str(file.relative_to(ROOT)) for folder in ("examples", "recipes") for file in (ROOT / folder).glob("*/run_*.sh")
+)
+ALGORITHMS = ("ppo", "grpo", "rloo", "reinforce_plus_plus", "remax", "gspo", "cispo", "dapo", "dr_grpo")
+
+
+def arguments(script: str, tmp_path: Path, *extra: str) -> list[str]:
+    """What the script gives to main_ppo."""
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$ARGUMENTS"\n')
+    python.chmod(0o755)
+    task, runs = tmp_path / "task", tmp_path / "runs"
+    # As after the warm start.
+    for file in (task / "val.parquet", runs / "sft" / "export" / "config.json"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    env = {"PYTHON": str(python), "TASK": str(task), "RUNS": str(runs), "ARGUMENTS": str(tmp_path / "arguments")}
+    subprocess.run([ROOT / script, *extra], env={**os.environ, **env}, check=True, timeout=30)
+    given = (tmp_path / "arguments").read_text().split("\0")[:-1]
+    assert given[:2] == ["-m", "podium.trainer.main_ppo"], given[:4]
+    return given[2:]
+
+
+def test_every_algorithm_has_a_script_for_gpus_and_one_for_a_cpu():
+    for name in ALGORITHMS:
+        assert f"examples/{name}/run_qwen2.5-0.5b_{name}.sh" in SCRIPTS
+        assert f"examples/{name}/run_{name}_cpu.sh" in SCRIPTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_command_line_is_accepted(script, tmp_path):
+    argv = arguments(script, tmp_path, "trainer.experiment_name=last")
+    config, explicit = load_config(PPOConfig, argv)
+    check_config(config, explicit)
+    assert argv[-1] == "trainer.experiment_name=last" and config.trainer.experiment_name == "last"
+    for file in (config.custom_reward_function.path, *config.trainer.plugins):
+        assert (ROOT / str(file)).is_file()
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    assert config.data.train_batch_size % mini_batch == 0
+    assert mini_batch * config.actor_rollout_ref.rollout.n % ranks == 0
