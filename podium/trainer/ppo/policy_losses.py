@@ -27,7 +27,7 @@ Metrics = dict[str, Tensor]
 PolicyLossFn = Callable[..., tuple[Tensor, Metrics]]
 F = TypeVar("F", bound=Callable[..., Any])
 
-POLICY_LOSS_REGISTRY = Registry("policy loss")
+POLICY_LOSS_REGISTRY = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
 
 # exp(20) is 5e8: far beyond any ratio that teaches, and far from float32's overflow, which would turn the loss, and
 # through it every weight, into NaN.

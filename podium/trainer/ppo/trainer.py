@@ -55,6 +55,7 @@ class PPOTrainer:
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
+        self.samples: list[list[Any]] = []
 
     def fit(self) -> dict[str, float]:
         """Trains to the last step. Returns the last validation's metrics."""
@@ -221,10 +222,16 @@ class PPOTrainer:
         self.metrics.update(metrics)
         if self.step == 0:
             self.tracking.log({**self.metrics, **self.timer.pop()}, step=0)
-        if samples and (self.step == self.plan.total_steps or self.config.trainer.val_only):
-            title = f"validation samples, step {self.step}"
-            self.tracking.table(title, ["prompt", "response", "ground truth", "score"], samples)
+        self.samples = samples
+        if self.config.trainer.val_only:
+            self.show_samples()
         return metrics
+
+    def show_samples(self) -> None:
+        """The last validation's table, after the line of metrics that it belongs to."""
+        if self.samples:
+            title = f"validation samples, step {self.step}"
+            self.tracking.table(title, ["prompt", "response", "ground truth", "score"], self.samples)
 
     def is_due(self, frequency: int) -> bool:
         """Every `frequency` steps (-1: never), and always at the last."""
@@ -264,6 +271,8 @@ class PPOTrainer:
             },
             step=self.step,
         )
+        if self.step == self.plan.total_steps:
+            self.show_samples()
 
 
 def forward_inputs(batch: DataProto) -> DataProto:
