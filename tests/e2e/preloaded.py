@@ -1,0 +1,77 @@
+"""Runs command lines in forks of a process that has the heavy imports behind it: ``python preloaded.py``.
+
+One JSON request a line on stdin, one JSON answer a line on stdout. Each fork runs the module or script as ``__main__``
+and ends as Python ends: its exit code, its stderr and what it leaves behind are those of the real command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def serve() -> dict[str, Any]:
+    """Answers requests; returns in the fork only, with what to run."""
+    import transformers  # noqa: F401
+
+    import podium.trainer.launch
+    import podium.trainer.ppo.roles
+    import podium.trainer.ppo.trainer
+    import podium.workers.rollout.hf  # noqa: F401
+
+    print("ready", flush=True)
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        began = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            return request
+        code = _wait(pid, request)
+        print(json.dumps({"pid": pid, "code": code, "seconds": time.perf_counter() - began}), flush=True)
+    sys.exit(0)
+
+
+def _wait(pid: int, request: dict[str, Any]) -> int | None:
+    """The exit code (negative: the signal), or None after the time limit. Sends a signal once a text was printed."""
+    until = time.monotonic() + request["timeout_s"]
+    trigger = request.get("signal_after")
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if trigger and trigger in Path(request["out"]).read_text():
+            os.kill(pid, signal.SIGINT)
+            trigger = None
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def become(request: dict[str, Any]) -> None:
+    """A session, streams, environment and arguments of its own."""
+    os.setsid()
+    for fd, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, request["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    ):
+        os.dup2(os.open(path, flags), fd)
+    sys.stdin = open(0)  # noqa: SIM115 - the inherited one has buffered other requests
+    os.environ.update(request["env"])
+    sys.argv[1:] = request["argv"]
+
+
+if __name__ == "__main__":
+    wanted = serve()
+    become(wanted)
+    if wanted["program"].endswith(".py"):
+        runpy.run_path(wanted["program"], run_name="__main__")
+    else:
+        runpy.run_module(wanted["program"], run_name="__main__", alter_sys=True)
