@@ -9,6 +9,7 @@ warm_start
 "$PYTHON" -m podium.trainer.main_ppo "${COMMON[@]}" \
     data.train_batch_size=32 \
     actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+    actor_rollout_ref.actor.optim.lr=1e-4 \
     algorithm.adv_estimator=grpo \
     actor_rollout_ref.rollout.n=8 \
     actor_rollout_ref.actor.policy_loss.loss_mode=cispo \

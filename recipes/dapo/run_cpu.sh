@@ -15,6 +15,7 @@ warm_start
     algorithm.filter_groups.max_num_gen_batches=20 \
     actor_rollout_ref.rollout.n=8 \
     actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+    actor_rollout_ref.actor.optim.lr=1e-4 \
     actor_rollout_ref.actor.clip_ratio_low=0.2 \
     actor_rollout_ref.actor.clip_ratio_high=0.28 \
     actor_rollout_ref.actor.loss_agg_mode=token-mean \
