@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from podium.trainer.ppo.registry import Registry
 from podium.utils.errors import UserError
 
+ROOT = Path(__file__).parents[3]
 MODULES = ["advantages", "losses", "kl", "rollout_correction", "rewards", "sampling", "scan", "registry", "aggregation"]
 
 
@@ -32,3 +34,14 @@ def test_a_registry_refuses_what_it_does_not_know_and_what_it_has():
         registry.get("alfa")
     with pytest.raises(UserError, match="already registered"):
         registry.register("alpha")(max)
+
+
+def test_this_folder_runs_without_ray_vllm_and_transformers():
+    code = """
+import pytest, sys
+assert pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "tests/trainer/ppo"]) == 0
+heavy = [m for m in ("ray", "vllm", "transformers") if m in sys.modules]
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
