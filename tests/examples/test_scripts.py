@@ -17,21 +17,32 @@ SCRIPTS = sorted(
 ALGORITHMS = ("ppo", "grpo", "rloo", "reinforce_plus_plus", "remax", "gspo", "cispo", "dapo", "dr_grpo")
 
 
-def arguments(script: str, tmp_path: Path, *extra: str) -> list[str]:
-    """What the script gives to main_ppo."""
+def calls(script: str, tmp_path: Path, *extra: str, warm: bool = True) -> list[list[str]]:
+    """The arguments of each Python that the script starts."""
     python = tmp_path / "python"
-    python.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$ARGUMENTS"\n')
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$ARGUMENTS"; echo >> "$ARGUMENTS"\n')
     python.chmod(0o755)
     task, runs = tmp_path / "task", tmp_path / "runs"
-    # As after the warm start.
-    for file in (task / "val.parquet", runs / "sft" / "export" / "config.json"):
-        file.parent.mkdir(parents=True)
-        file.touch()
+    if warm:
+        for file in (task / "val.parquet", runs / "sft" / "export" / "config.json"):
+            file.parent.mkdir(parents=True)
+            file.touch()
     env = {"PYTHON": str(python), "TASK": str(task), "RUNS": str(runs), "ARGUMENTS": str(tmp_path / "arguments")}
     subprocess.run([ROOT / script, *extra], env={**os.environ, **env}, check=True, timeout=30)
-    given = (tmp_path / "arguments").read_text().split("\0")[:-1]
+    return [line.split("\0")[:-1] for line in (tmp_path / "arguments").read_text().splitlines()]
+
+
+def arguments(script: str, tmp_path: Path, *extra: str) -> list[str]:
+    """What the script gives to main_ppo."""
+    [given] = calls(script, tmp_path, *extra)
     assert given[:2] == ["-m", "podium.trainer.main_ppo"], given[:4]
     return given[2:]
+
+
+def test_a_cpu_script_makes_the_task_and_the_warm_start_where_they_are_not_there(tmp_path):
+    programs = [call[:2] for call in calls("examples/grpo/run_grpo_cpu.sh", tmp_path, warm=False)]
+    assert programs[0] == ["examples/quickstart/make_task.py", "--out"]
+    assert programs[1:] == [["-m", "podium.trainer.main_sft"], ["-m", "podium.trainer.main_ppo"]]
 
 
 def test_every_algorithm_has_a_script_for_gpus_and_one_for_a_cpu():
