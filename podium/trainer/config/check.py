@@ -82,8 +82,8 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
         why = "with greedy validation (val_kwargs.temperature=0)"
         rules += [(f"actor_rollout_ref.rollout.val_kwargs.{leaf}", why) for leaf in leaves]
     if not config.data.val_files:
-        leaves = ("data.val_batch_size", "trainer.log_val_generations", "actor_rollout_ref.rollout.val_kwargs")
-        rules += [(key, "without data.val_files") for key in leaves]
+        unread = ("data.val_batch_size", "trainer.log_val_generations", "actor_rollout_ref.rollout.val_kwargs")
+        rules += [(key, "without data.val_files") for key in unread]
     return rules
 
 
