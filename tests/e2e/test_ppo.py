@@ -337,10 +337,10 @@ def test_the_reward_rises(command: Preloaded, task: SmallTask, tmp_path):
         "data__train_batch_size": 64,
         f"{ACTOR}ppo_mini_batch_size": 64,
         f"{ACTOR}ppo_micro_batch_size_per_gpu": 64,
-        f"{ACTOR}optim__lr": 3e-4,
+        f"{ACTOR}optim__lr": 5e-4,
         "critic__optim__lr": 1e-3,
         "algorithm__kl_ctrl__kl_coef": 0.001,
-        "trainer__total_training_steps": 40,
+        "trainer__total_training_steps": 60,
         "trainer__total_epochs": 10,
     }
     finished(command(PPO, task.ppo(tmp_path / "run", **changes), timeout_s=300))

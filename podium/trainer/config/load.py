@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import sys
@@ -75,19 +76,23 @@ def _same_leaf(key: str, known: dict[str, Any]) -> list[str]:
     return [candidate for candidate in known if candidate.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
 
 
-def walk(cls: type, prefix: str = "") -> typing.Iterator[tuple[str, Any, Any, str]]:
-    """All keys of a configuration class: ``(dotted key, type, default, docstring)``, depth first."""
+def walk(cls: type, prefix: str = "", instance: Any = None) -> typing.Iterator[tuple[str, Any, Any, str]]:
+    """All keys of a configuration class: ``(dotted key, type, default, docstring)``, depth first.
+
+    `instance` holds the defaults where the class's own are not in force: a role may have others for a shared piece.
+    """
     docs = _field_docs(cls)
     hints = typing.get_type_hints(cls)
-    instance = cls()
+    instance = cls() if instance is None else instance
     for field in dataclasses.fields(cls):
         kind, default = hints[field.name], getattr(instance, field.name)
         if dataclasses.is_dataclass(kind):
-            yield from walk(typing.cast(type, kind), f"{prefix}{field.name}.")
+            yield from walk(typing.cast(type, kind), f"{prefix}{field.name}.", default)
         else:
             yield prefix + field.name, kind, default, docs.get(field.name, "")
 
 
+@functools.cache
 def _field_docs(cls: type) -> dict[str, str]:
     """The string literal below each field, base classes included."""
     docs: dict[str, str] = {}

@@ -1,0 +1,59 @@
+"""The small task, and the real roles on it in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podium.protocol import WorkerGroup
+from podium.trainer.config import PPOConfig, load_config
+from podium.trainer.launch import worker_groups
+from podium.trainer.ppo.plan import Plan, make_plan
+from podium.trainer.ppo.roles import build_roles
+from podium.utils.dataset import PromptDataset
+from podium.utils.tokenizer import load_tokenizer
+from podium.workers.reward.functions import load_reward_function
+from podium.workers.reward.manager import RewardManager
+from tests.small_task import SmallTask, make_small_task
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> SmallTask:
+    return make_small_task(tmp_path_factory.mktemp("task"))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `main_ppo` puts together, up to the trainer."""
+
+    config: PPOConfig
+    plan: Plan
+    tokenizer: Any
+    train: PromptDataset
+    val: PromptDataset
+    reward: RewardManager
+    groups: dict[str, WorkerGroup]
+
+
+def prompts(config: PPOConfig, file: Path, tokenizer: Any) -> PromptDataset:
+    return PromptDataset(str(file), tokenizer, max_prompt_length=config.data.max_prompt_length)
+
+
+@pytest.fixture(scope="module")
+def parts(task: SmallTask) -> Iterator[Parts]:
+    """PPO with a KL in the loss, one rank in this process, weights synced as version 0."""
+    argv = task.ppo(Path("nowhere"), actor_rollout_ref__actor__use_kl_loss="true", trainer__seed=3)
+    config, _ = load_config(PPOConfig, argv)
+    tokenizer = load_tokenizer(str(task.model))
+    train, val = (prompts(config, file, tokenizer) for file in (task.train, task.val))
+    plan = make_plan(config, len(train))
+    reward = RewardManager(load_reward_function(str(task.reward)), tokenizer)
+    with worker_groups(config.trainer, "cpu", build_roles(config, plan, tokenizer), "ppo") as groups:
+        for group in groups.values():
+            group.init_model()
+        groups["actor"].sync_weights(0, "float32", "full")
+        yield Parts(config, plan, tokenizer, train, val, reward, groups)
