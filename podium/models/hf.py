@@ -1,5 +1,6 @@
 """Hugging Face models as trainable modules: found, loaded, and written back as ordinary directories."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -38,29 +39,46 @@ def load_pretrained(
     Args:
         auto_class: ``AutoModelForCausalLM`` or ``AutoModel``.
         gradient_checkpointing: recompute activations in backward.
+
+    Raises:
+        UserError: the directory lacks weights of the model; transformers would make them up, on each rank its own.
     """
     resolved, local_files_only = resolve_model(path)
     transformers.utils.logging.disable_progress_bar()  # a bar from every rank is no progress report
-    model = auto_class.from_pretrained(
+    model, report = auto_class.from_pretrained(
         resolved,
         dtype=dtype,
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,
         local_files_only=local_files_only,
+        output_loading_info=True,
     )
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"{path}: {len(missing)} weights of {type(model).__name__} are not there, the first {missing[0]}; "
+            "give a complete checkpoint of a causal language model"
+        )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
-def write_hf(path: str, tensors: dict[str, torch.Tensor], config: Any, architecture: str) -> None:
-    """Writes an ordinary Hugging Face directory: config.json and safetensors, in shards where they are large."""
+def write_hf(path: str, tensors: dict[str, torch.Tensor], model: Any, architecture: str) -> None:
+    """Writes an ordinary Hugging Face directory: config.json and safetensors, in shards where they are large.
+
+    Args:
+        tensors: all weights of `model`, whole, by name.
+        model: has ``config``, and ``generation_config`` if it generates.
+        architecture: class that loads the directory.
+    """
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(tensors, target)
-    fields = json.loads(config.to_json_string(use_diff=True))
+    fields = json.loads(model.config.to_json_string(use_diff=True))
     fields["architectures"] = [architecture]
     (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(target)
 
 
 def transformer_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -79,10 +97,25 @@ def transformer_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
-    """Sets every dropout to 0: a policy that changes between two forwards has no well-defined ratio."""
+    """Sets every dropout to 0: a policy that changes between two forwards has no well-defined ratio.
+
+    Rates live in dropout modules, in attributes of layers, or in the config that layers read as they run. The layers
+    get a config of their own; the model's, which is exported, stays as it is.
+    """
+    quiet: dict[int, Any] = {}
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        _zero_rates(module)
+        config = vars(module).get("config")
+        if config is not None and module is not model:
+            if id(config) not in quiet:
+                quiet[id(config)] = copy.deepcopy(config)
+                _zero_rates(quiet[id(config)])
+            module.config = quiet[id(config)]
+
+
+def _zero_rates(owner: Any) -> None:
+    for name, value in list(vars(owner).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import random
 from collections.abc import Iterator
 from datetime import timedelta
 
+import numpy as np
 import torch
 
 # vLLM's CPU build replaces torch.set_num_threads by a stub in the process that it shares with the trainer.
@@ -46,13 +48,16 @@ def init_distributed(timeout_s: float = 600.0) -> None:
 
 @contextlib.contextmanager
 def preserve_torch_state() -> Iterator[None]:
-    """Keeps a library that shares this process from moving our global random state and thread count."""
+    """Keeps a library that shares this process from moving our global random states and thread count."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     threads = torch.get_num_threads()
     cpu_state = torch.get_rng_state()
     cuda_state = torch.cuda.get_rng_state() if is_cuda() else None
     try:
         yield
     finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
         torch.set_rng_state(cpu_state)
         if cuda_state is not None:
             torch.cuda.set_rng_state(cuda_state)

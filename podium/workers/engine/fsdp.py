@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from podium.models.hf import disable_dropout, transformer_blocks, write_hf
@@ -18,6 +18,8 @@ from podium.workers.engine.base import LossFn, NonFiniteError, Tensors, TrainEng
 from podium.workers.engine.optim import build_optimizer, build_scheduler
 
 Forward = Callable[[torch.nn.Module, Tensors], Tensors]
+
+_LOSS = "@loss"  # among the metrics while they are reduced
 
 
 class FSDPEngine(TrainEngine):
@@ -76,23 +78,26 @@ class FSDPEngine(TrainEngine):
     def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
         assert self._optimizer is not None and self._scheduler is not None
         self._module.train()
+        self._optimizer.zero_grad()  # a call that failed half-way leaves the gradients of its first micro-batches
         denominator = self._count(batch["response_mask"])
         metrics: Tensors = {}
         for micro in _micro_batches(batch, micro_batch_size):
             loss, part = loss_fn(self._forward(self._module, micro), micro, denominator)
             # The loss is this rank's share of the mini-batch's and FSDP averages gradients: undo the average.
             (loss * self._dp_size).backward()
-            accumulate(metrics, part)
+            accumulate(metrics, {**part, _LOSS: loss})
         norm = torch.nn.utils.clip_grad_norm_(self._module.parameters(), self._grad_clip)
         grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if not math.isfinite(grad_norm):
+        reduced = reduce_metrics(metrics, self._mesh.get_group())
+        total = reduced.pop(_LOSS)
+        if not (math.isfinite(grad_norm) and math.isfinite(total)):
             self._optimizer.zero_grad()
-            raise NonFiniteError(f"gradient norm is {grad_norm}: no update was made")
+            raise NonFiniteError(f"loss is {total} and gradient norm is {grad_norm}: no update was made")
         lr = float(self._scheduler.get_last_lr()[0])
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()
-        return {**reduce_metrics(metrics, self._mesh.get_group()), "grad_norm": grad_norm, "lr": lr}
+        return {**reduced, "grad_norm": grad_norm, "lr": lr}
 
     def _count(self, response_mask: torch.Tensor) -> Denominator:
         """Valid tokens and sequences of the mini-batch over all ranks."""
@@ -102,10 +107,21 @@ class FSDPEngine(TrainEngine):
         return Denominator(*counts.tolist())
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        self._reshard()
         for name, parameter in self._module.named_parameters():
             # Cast before gathering: half the bytes on the wire for bfloat16.
             local = parameter.detach().to(dtype)
             yield name, local.full_tensor() if isinstance(local, DTensor) else local
+
+    def _reshard(self) -> None:
+        """Puts the master weights back in place.
+
+        Without ``reshard_after_forward``, a forward that no backward follows leaves the gathered parameters in the
+        module, in the precision of the forward.
+        """
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def save(self, path: str) -> None:
         dcp.save(self._state(), checkpoint_id=path)
@@ -120,7 +136,13 @@ class FSDPEngine(TrainEngine):
             self._scheduler.load_state_dict(state["scheduler"])
 
     def _state(self) -> dict[str, Any]:
+        fresh = self._optimizer is not None and not self._optimizer.state
         model, optimizer = get_state_dict(self._module, self._optimizers())
+        if fresh and self._optimizer is not None:
+            # torch makes the state that a new optimizer lacks by a step at learning rate 0. Counted, it would change
+            # the bias correction of every later step.
+            for state in self._optimizer.state.values():
+                state["step"].zero_()
         scheduler = self._scheduler.state_dict() if self._scheduler is not None else {}
         return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
@@ -128,15 +150,23 @@ class FSDPEngine(TrainEngine):
         return [self._optimizer] if self._optimizer is not None else []
 
     def save_hf(self, path: str) -> None:
+        self._reshard()
         dtype = next(self._module.parameters()).dtype
-        whole = {name: tensor.cpu() for name, tensor in self.export(dtype) if self._is_writer()}
-        if self._is_writer():
-            plain_name = type(self._module).__name__.removeprefix("FSDP")
-            write_hf(path, whole, self._module.config, getattr(self._module, "hf_architecture", plain_name))
-        torch.distributed.barrier()
+        whole = {name: _exactly(tensor.cpu()) for name, tensor in self.export(dtype) if self._is_writer()}
+        try:
+            if self._is_writer():
+                plain_name = type(self._module).__name__.removeprefix("FSDP")
+                write_hf(path, whole, self._module, getattr(self._module, "hf_architecture", plain_name))
+        finally:  # also where writing fails: the other ranks wait here
+            torch.distributed.barrier()
 
     def _is_writer(self) -> bool:
         return torch.distributed.get_rank() == 0
+
+
+def _exactly(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the padding that gathering uneven shards leaves behind a tensor, and which safetensors refuses."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _micro_batches(batch: Tensors, size: int) -> Iterator[Tensors]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from podium.utils.errors import UserError
+
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -29,12 +31,31 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Generation ends after (and the response includes) any of these."""
 
+    def __post_init__(self) -> None:
+        """One rule for every engine; left to themselves they disagree on what top_k=0 or top_p=0 means.
+
+        Raises:
+            UserError: a value outside its range.
+        """
+        for name, fits, expected in (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (the whole vocabulary) or at least 1"),
+        ):
+            if not fits:
+                raise UserError(f"sampling: {name}={getattr(self, name)}, expected {expected}")
+
 
 @dataclass(frozen=True)
 class Request:
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise UserError(f"request {self.request_id}: the prompt has no token, so there is nothing to continue")
 
 
 @dataclass(frozen=True)
@@ -62,17 +83,28 @@ class RolloutEngine(ABC):
         self.weight_version = -1
         """Version of the weights held; -1 until the first sync, and generation is refused until then."""
 
-    @abstractmethod
     def submit(self, request: Request) -> None:
-        """Queues a request; it runs during the following calls of `step`."""
+        """Queues a request; it runs during the following calls of `step`.
+
+        Raises:
+            StaleWeightsError: the engine has no weights, or only part of them.
+            ValueError: a request of that id is unfinished.
+        """
+        if self.weight_version < 0:
+            raise StaleWeightsError(f"request {request.request_id}: the engine holds no weights yet: sync them first")
+        self._enqueue(request)
+
+    @abstractmethod
+    def _enqueue(self, request: Request) -> None:
+        """Takes a request in."""
 
     @abstractmethod
     def step(self) -> list[Output]:
-        """Advances all running requests by one token (or more); returns those that finished."""
+        """Advances all running requests by one token (or more), if there are any; returns those that finished."""
 
     @abstractmethod
     def abort(self, request_ids: Iterable[str]) -> list[Output]:
-        """Stops requests and returns what they have so far, with ``finish_reason="abort"``."""
+        """Stops requests and returns what they have so far, with ``finish_reason="abort"``; passes over unknown ids."""
 
     @property
     @abstractmethod
@@ -81,7 +113,11 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: NamedTensors) -> None:
-        """Copies tensors, under their Hugging Face names, into the engine's own parameters."""
+        """Copies tensors, under their Hugging Face names, into the engine's own parameters.
+
+        Raises:
+            RuntimeError: parameters of the engine that no tensor filled.
+        """
 
     @abstractmethod
     def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
@@ -130,9 +166,13 @@ class RolloutEngine(ABC):
                 f"generation asked for weights of version {min_version} or newer, the engine holds "
                 f"{self.weight_version}: sync the weights first"
             )
-        for request in requests:
-            self.submit(request)
         outputs: dict[str, Output] = {}
-        while self.num_unfinished:
-            outputs.update((output.request_id, output) for output in self.step())
+        try:
+            for request in requests:
+                self.submit(request)
+            while self.num_unfinished:
+                outputs.update((output.request_id, output) for output in self.step())
+        except BaseException:
+            self.abort(request.request_id for request in requests)  # what is left would block the next weight update
+            raise
         return outputs

@@ -45,11 +45,16 @@ class HFRollout(RolloutEngine):
     def num_unfinished(self) -> int:
         return len(self._waiting) + len(self._rows)
 
-    def submit(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
+        unfinished = [*self._waiting, *(row.request for row in self._rows)]
+        if any(request.request_id == other.request_id for other in unfinished):
+            raise ValueError(f"request {request.request_id} is unfinished: ids must differ")
         self._waiting.append(request)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
+        if not self.num_unfinished:
+            return []
         logits = self._decode() if self._rows else self._prefill()
         log_probs, tokens = self._sample(logits)
         self._last = tokens
@@ -106,7 +111,9 @@ class HFRollout(RolloutEngine):
         temperature = torch.tensor([p.temperature for p in params], device=logits.device)
         greedy = temperature == 0
         logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
-        logits = _restrict(logits, [p.top_k for p in params], [p.top_p for p in params])
+        # Greedy rows are not restricted: the choice is the same, and vLLM reports its log-prob in the whole vocabulary.
+        top_k = [p.top_k if p.temperature else -1 for p in params]
+        logits = _restrict(logits, top_k, [p.top_p if p.temperature else 1.0 for p in params])
         log_probs = torch.log_softmax(logits, dim=-1)
         noise = torch.empty_like(log_probs)
         for row, target in zip(self._rows, noise, strict=True):
@@ -148,8 +155,12 @@ class HFRollout(RolloutEngine):
     @torch.no_grad()
     def load_weights(self, weights: NamedTensors) -> None:
         parameters = dict(self._model.named_parameters())
+        missing = set(parameters)
         for name, tensor in weights:
             parameters[name].copy_(tensor)
+            missing.discard(name)
+        if missing:
+            raise RuntimeError(f"no weights came for {len(missing)} parameters, the first {min(missing)}")
 
     def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
         return self._model.named_parameters()

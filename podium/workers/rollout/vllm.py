@@ -77,10 +77,12 @@ class VLLMRollout(RolloutEngine):
     def num_unfinished(self) -> int:
         return len(self._running)
 
-    def submit(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        if request.request_id in self._running:
+            raise ValueError(f"request {request.request_id} is unfinished: ids must differ")
         s = request.sampling
         params = VLLMSamplingParams(
             max_tokens=s.max_tokens,
@@ -89,6 +91,7 @@ class VLLMRollout(RolloutEngine):
             top_k=s.top_k,
             seed=s.seed,
             stop_token_ids=list(s.stop_token_ids),
+            ignore_eos=True,  # the config's own; a request ends at its own stop tokens only
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -97,6 +100,8 @@ class VLLMRollout(RolloutEngine):
         self._running[request.request_id] = s
 
     def step(self) -> list[Output]:
+        if not self._running:
+            return []
         with preserve_torch_state():
             results = [result for result in self._engine.step() if result.finished]
         outputs = []
@@ -123,10 +128,17 @@ class VLLMRollout(RolloutEngine):
         return Output(request_id, tokens, log_probs, reason, sampling, [self.weight_version] * len(tokens))
 
     def load_weights(self, weights: NamedTensors) -> None:
-        def load(model: Any) -> None:
-            model.load_weights(weights)
+        sent: set[str] = set()
 
-        self._llm.apply_model(load)
+        def noted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                sent.add(name)
+                yield name, tensor
+
+        [model] = self._llm.apply_model(lambda model: model)
+        missing = _unfilled(model, model.load_weights(noted()), sent)
+        if missing:
+            raise RuntimeError(f"no weights came for {len(missing)} parameters, the first {missing[0]}")
 
     def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
         [model] = self._llm.apply_model(lambda model: model)
@@ -153,18 +165,39 @@ def _unfuse(model: torch.nn.Module, shapes: dict[str, torch.Size]) -> Iterator[t
 
     vLLM stacks q, k, v and gate, up along dim 0 and says so in each model's `packed_modules_mapping`.
     """
-    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for name, parameter in model.named_parameters():
-        prefix, _, leaf = name.rpartition(".")
-        parent, _, module = prefix.rpartition(".")
-        parts = [f"{parent}.{part}.{leaf}" for part in packed[module]] if module in packed else [name]
         start = 0
-        for part in parts:
+        for part in _parts(model, name):
             if part not in shapes:  # a tied head, say: vLLM has a name for it, the sender has none
                 continue
             rows = shapes[part][0]
             yield part, parameter.data[start : start + rows]
             start += rows
+
+
+def _parts(model: torch.nn.Module, name: str) -> list[str]:
+    """The Hugging Face names that vLLM's parameter `name` stacks, in order."""
+    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    prefix, _, leaf = name.rpartition(".")
+    parent, _, module = prefix.rpartition(".")
+    return [f"{parent}.{part}.{leaf}" for part in packed[module]] if module in packed else [name]
+
+
+def _unfilled(model: torch.nn.Module, taken: set[str] | None, sent: set[str]) -> list[str]:
+    """Parameters, or parts of stacked ones, that no tensor was loaded into.
+
+    Args:
+        taken: vLLM's names of what it loaded, a stacked parameter as soon as one part came; None where the model's
+            loader does not say.
+    """
+    missing = []
+    for name, _ in model.named_parameters():
+        parts = _parts(model, name)
+        if taken is not None and name not in taken:
+            missing.append(name)
+        elif sent.intersection(parts):
+            missing += [part for part in parts if part not in sent]
+    return missing
 
 
 def _prepare_vllm() -> None:
