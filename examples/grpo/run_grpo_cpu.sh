@@ -8,11 +8,14 @@ warm_start
 
 "$PYTHON" -m podium.trainer.main_ppo "${COMMON[@]}" \
     data.train_batch_size=32 \
+    actor_rollout_ref.actor.optim.lr=4e-4 \
+    actor_rollout_ref.actor.optim.lr_scheduler_type=linear \
     actor_rollout_ref.actor.ppo_mini_batch_size=32 \
     algorithm.adv_estimator=grpo \
     actor_rollout_ref.rollout.n=8 \
     actor_rollout_ref.actor.use_kl_loss=true \
     actor_rollout_ref.actor.kl_loss_coef=0.001 \
     actor_rollout_ref.actor.kl_loss_type=low_var_kl \
+    trainer.total_training_steps=90 \
     trainer.default_local_dir="$RUNS/grpo" \
     "$@"

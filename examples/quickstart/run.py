@@ -83,7 +83,8 @@ def main() -> None:
     run("the task: sort six digits, 291417= -> 112479", task, env)
     seeds = [f"trainer.seed={args.seed}", f"data.seed={args.seed + 1}"]
     run("warm start: SFT on answers of which three in eight are right", [str(HERE / "sft.sh"), *seeds], env)
-    run(args.algorithm.upper(), [str(HERE / f"{args.algorithm}.sh"), *seeds, *overrides], env)
+    script = ROOT / "examples" / args.algorithm / f"run_{args.algorithm}_cpu.sh"
+    run(args.algorithm.upper(), [str(script), *seeds, *overrides], env)
     run_dir = out / args.algorithm
     rate = summarize(run_dir)
     check = [sys.executable, str(HERE / "check_export.py"), str(run_dir / "export"), str(out / "task" / "val.parquet")]
