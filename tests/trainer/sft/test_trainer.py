@@ -1,0 +1,69 @@
+"""Supervised fine-tuning against plain transformers."""
+
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from podium.trainer.config import SFTConfig, load_config
+from podium.trainer.main_sft import train
+from podium.trainer.sft.objective import sft_objective
+from podium.utils.torch_functional import Denominator
+
+
+def test_the_objective_is_the_mean_over_response_tokens():
+    log_probs = torch.tensor([[-1.0, -2.0, float("nan")], [-4.0, float("nan"), float("nan")]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
+    batch, denominator = {"response_mask": mask}, Denominator.from_mask(mask)
+    loss, metrics = sft_objective({"log_probs": log_probs}, batch, denominator)
+    assert float(loss) == float(metrics["train/loss"]) == pytest.approx(7 / 3)
+    parts = [
+        sft_objective({"log_probs": log_probs[i : i + 1]}, {"response_mask": mask[i : i + 1]}, denominator)[0]
+        for i in (0, 1)
+    ]
+    assert float(sum(parts)) == pytest.approx(7 / 3)
+
+
+def test_validation_is_what_transformers_computes_from_the_export(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config, _ = load_config(SFTConfig, task.sft(tmp_path / "run"))
+    validation = train(config)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "export")
+    loss, tokens, probability = 0.0, 0, 0.0
+    rows = pq.read_table(task.sft_val).to_pylist()
+    for row in rows:
+        prompt = tokenizer(row["prompt"], return_tensors="pt").input_ids
+        answer = tokenizer(row["response"] + tokenizer.eos_token, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(input_ids=torch.cat([prompt, answer], dim=1)).logits[0, prompt.shape[1] - 1 : -1]
+        log_probs = logits.log_softmax(-1).gather(1, answer[0, :, None])
+        loss, tokens, probability = (
+            loss - float(log_probs.sum()),
+            tokens + answer.shape[1],
+            probability + math.exp(log_probs.sum()),
+        )
+    assert validation["val/loss"] == pytest.approx(loss / tokens, rel=1e-4)
+    assert validation["val/perplexity"] == pytest.approx(math.exp(loss / tokens), rel=1e-3)
+    assert validation["val/response_prob"] == pytest.approx(probability / len(rows), rel=1e-3, abs=1e-12)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["val/loss"] == validation["val/loss"] and len(lines) == 4
+
+
+def test_micro_batches_and_ranks_change_nothing(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    results = []
+    for name, changes in {
+        "whole": {},
+        "cut": {"data__micro_batch_size_per_gpu": 5},
+        "ranks": {"trainer__n_gpus_per_node": 2, "data__micro_batch_size_per_gpu": 7},
+    }.items():
+        config, _ = load_config(SFTConfig, task.sft(tmp_path / name, **changes))
+        train(config)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        results.append([json.loads(line)["train/loss"] for line in lines])
+    assert results[1] == pytest.approx(results[0], rel=1e-4)
+    assert results[2] == pytest.approx(results[0], rel=1e-4)
