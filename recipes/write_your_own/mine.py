@@ -41,7 +41,7 @@ def spo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """SPO (arXiv 2401.16025): ``-(A r - |A| (r - 1)^2 / (2 eps))``, a pull back to r = 1 + eps where PPO lets go.
 
-    All tensors are (B, R); eps is ``actor.clip_ratio``. Loss and metrics are this micro-batch's share of the mini-batch,
+    All tensors are (B, R); eps is ``actor.clip_ratio``. Loss and metrics are the micro-batch's share of the mini-batch,
     which is what the denominator makes of them; metrics named ``_max`` are maximised.
     """
     ratio = select(response_mask, log_prob - old_log_prob).clamp(-20, 20).exp()

@@ -108,6 +108,15 @@ def test_rejection_reaches_the_loss_and_not_the_advantages(run):
     assert step["critic/advantages/max"] > 0
 
 
+def test_a_rollout_of_less_precision_is_corrected(run):
+    correction = {"rollout_is": "token", "rollout_rs": "token_k2", "rollout_rs_threshold": 1e-9}
+    keys = {f"{CORRECTION}{key}": value for key, value in correction.items()}
+    step = run(**GRPO, **keys, actor_rollout_ref__rollout__dtype="bfloat16")[0]
+    assert 0 < step["rollout_corr/rollout_rs_masked_fraction"] < 1 and step["actor/grad_norm"] > 0
+    assert 1 < step["rollout_corr/ratio_max"] < 1.2 and step["rollout_corr/rollout_is_eff_sample_size"] < 1
+    assert step["training/first_ratio_dev_max"] < 1e-5
+
+
 def test_bypass_saves_the_forward_and_changes_nothing_on_policy(run):
     plain, bypass = run(**GRPO)[0], run(**GRPO, **{f"{CORRECTION}bypass_mode": "true"})[0]
     assert bypass["actor/grad_norm"] == pytest.approx(plain["actor/grad_norm"], rel=1e-4)
