@@ -138,6 +138,27 @@ def test_the_result_does_not_depend_on_how_the_batch_is_laid_out(
             assert step == pytest.approx(whole, rel=2e-4, abs=1e-6), name
 
 
+def test_rows_without_valid_tokens_change_nothing(group: WorkerGroup, model_dirs, batches):
+    """Whole micro-batches of them too, on one rank or on both, with NaN in what the loss reads."""
+    loss_fn = PolicyObjective.from_config(ActorConfig(entropy_coeff=0.01))
+    padded = []
+    for batch in batches:
+        double = {name: torch.cat([value, value]) for name, value in batch.items()}
+        double["response_mask"][8:] = False
+        double["advantages"][8:] = torch.nan
+        g = torch.Generator().manual_seed(len(padded))
+        order = torch.arange(16) if len(padded) % 2 else torch.randperm(16, generator=g)
+        padded.append({name: value[order] for name, value in double.items()})
+    expected, expected_metrics = run(group, model_dirs["llama"], batches, 2, loss_fn)
+    weights, metrics = run(group, model_dirs["llama"], padded, 2, loss_fn)
+    close(weights, expected)
+    for step, without in zip(metrics, expected_metrics, strict=True):
+        spread = {name for name in step if name.endswith("all_masked_micro_batches")}
+        assert {k: v for k, v in step.items() if k not in spread} == pytest.approx(
+            {k: v for k, v in without.items() if k not in spread}, rel=2e-4, abs=1e-6
+        )
+
+
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_nan_in_masked_columns_changes_nothing(one: WorkerGroup, model_dirs, batches, role: str):
     if role == "actor":
