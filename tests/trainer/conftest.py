@@ -1,24 +1,25 @@
-"""The small task, and the real roles on it in this process."""
+"""The small task, and the real roles on it in this process.
+
+Their imports are inside the fixtures: the tests of the pure functions below this folder run without them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from podium.protocol import WorkerGroup
 from podium.trainer.config import PPOConfig, load_config
-from podium.trainer.launch import worker_groups
-from podium.trainer.ppo.plan import Plan, make_plan
-from podium.trainer.ppo.roles import build_roles
-from podium.utils.dataset import PromptDataset
-from podium.utils.tokenizer import load_tokenizer
-from podium.workers.reward.functions import load_reward_function
-from podium.workers.reward.manager import RewardManager
 from tests.small_task import SmallTask, make_small_task
+
+if TYPE_CHECKING:
+    from podium.protocol import WorkerGroup
+    from podium.trainer.ppo.plan import Plan
+    from podium.utils.dataset import PromptDataset
+    from podium.workers.reward.manager import RewardManager
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +41,21 @@ class Parts:
 
 
 def prompts(config: PPOConfig, file: Path, tokenizer: Any) -> PromptDataset:
+    from podium.utils.dataset import PromptDataset
+
     return PromptDataset(str(file), tokenizer, max_prompt_length=config.data.max_prompt_length)
 
 
 @pytest.fixture(scope="module")
 def parts(task: SmallTask) -> Iterator[Parts]:
     """PPO with a KL in the loss, one rank in this process, weights synced as version 0."""
+    from podium.trainer.launch import worker_groups
+    from podium.trainer.ppo.plan import make_plan
+    from podium.trainer.ppo.roles import build_roles
+    from podium.utils.tokenizer import load_tokenizer
+    from podium.workers.reward.functions import load_reward_function
+    from podium.workers.reward.manager import RewardManager
+
     argv = task.ppo(Path("nowhere"), actor_rollout_ref__actor__use_kl_loss="true", trainer__seed=3)
     config, _ = load_config(PPOConfig, argv)
     tokenizer = load_tokenizer(str(task.model))
