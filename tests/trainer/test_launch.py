@@ -29,7 +29,7 @@ def test_device():
     assert resolve_device("cpu") == "cpu"
     assert resolve_device("auto") == ("cuda" if there else "cpu")
     if not there:
-        with pytest.raises(UserError, match="trainer.device=cuda"):
+        with pytest.raises(UserError, match=r"trainer\.device=cuda"):
             resolve_device("cuda")
 
 

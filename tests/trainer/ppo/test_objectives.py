@@ -133,6 +133,6 @@ def test_an_unknown_loss_names_its_key():
     config = ActorConfig()
     config.policy_loss.loss_mode = "vanila"
     with pytest.raises(
-        UserError, match="actor_rollout_ref.actor.policy_loss.loss_mode 'vanila'; did you mean 'vanilla'"
+        UserError, match=r"actor_rollout_ref.actor.policy_loss.loss_mode 'vanila'; did you mean 'vanilla'"
     ):
         PolicyObjective.from_config(config)
