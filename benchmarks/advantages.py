@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from beside import measure_apart
 
 GROUP_SIZE = 8
 ESTIMATORS = [
@@ -91,18 +90,6 @@ def measure(library: str, name: str, rows: int, width: int, repeats: int) -> dic
     return {"seconds": min(seconds), "peak_mib": peak, "checksum": checksum}
 
 
-def run(python: str, library: str, name: str, options: argparse.Namespace) -> dict[str, float]:
-    """One measurement in a process of its own."""
-    root = str(Path(__file__).resolve().parents[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root if library == "podium" else ""}
-    command = [python, __file__, "--worker", library, name, "--rows", str(options.rows), "--width", str(options.width)]
-    command += ["--repeats", str(options.repeats)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: {library} {name} failed:\n{done.stderr.strip()}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verl-python", help="Python of an environment with verl")
@@ -121,11 +108,12 @@ def main() -> None:
     print(f"{size}, CPU seconds on one thread, best of {options.repeats}\n")
     print("| Estimator | Podium CPU s | verl CPU s | faster | Podium MiB | verl MiB | same values |")
     print("|---|---|---|---|---|---|---|")
+    shape = ["--rows", str(options.rows), "--width", str(options.width), "--repeats", str(options.repeats)]
     for name in ESTIMATORS:
-        ours = run(sys.executable, "podium", name, options)
+        ours = measure_apart(sys.executable, __file__, "podium", name, shape)
         row = [name, f"{ours['seconds']:.3f}", "", "", f"{ours['peak_mib']:.0f}", "", ""]
         if options.verl_python:
-            theirs = run(options.verl_python, "verl", name, options)
+            theirs = measure_apart(options.verl_python, __file__, "verl", name, shape)
             same = abs(ours["checksum"] - theirs["checksum"]) <= 1e-3 * abs(theirs["checksum"])
             row[2:4] = [f"{theirs['seconds']:.3f}", f"{theirs['seconds'] / ours['seconds']:.1f}x"]
             row[5:7] = [f"{theirs['peak_mib']:.0f}", "yes" if same else "no"]
