@@ -24,18 +24,6 @@ from beside import measure_apart
 
 OPERATIONS = ["construct", "chunk", "chunk+concat", "repeat", "reorder", "union", "select", "pop"]
 OPERATIONS += ["iterate", "pickle", "ray"]
-    "construct",
-    "chunk",
-    "chunk+concat",
-    "repeat",
-    "reorder",
-    "union",
-    "select",
-    "pop",
-    "iterate",
-    "pickle",
-    "ray",
-]
 INTEGERS = ("input_ids", "attention_mask", "position_ids")
 FLOATS = ("old_log_probs", "advantages", "returns")
 
