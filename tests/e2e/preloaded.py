@@ -46,7 +46,7 @@ def _wait(pid: int, request: dict[str, Any]) -> int | None:
         if done:
             return os.waitstatus_to_exitcode(status)
         if trigger and trigger in Path(request["out"]).read_text():
-            os.kill(pid, signal.SIGINT)
+            os.killpg(pid, signal.SIGINT)  # as a terminal does
             trigger = None
         time.sleep(0.02)
     os.kill(pid, signal.SIGKILL)
