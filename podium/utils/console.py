@@ -45,7 +45,7 @@ class ConsoleLogger:
         if not self._console.is_interactive:
             counter = f"step {step:>{len(str(self._total))}}/{self._total}"
             times = self._times(metrics) if cells else []  # a validation before the first step is no step
-            self._print("  ".join([counter, *cells, *times, *([validation] if validation else [])]))
+            self._print("  ".join([counter, *cells, *times, *([validation] if validation else [])]).rstrip())
             return
         if validation:
             self._print(f"step {step}: {validation}")

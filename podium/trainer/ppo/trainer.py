@@ -209,7 +209,7 @@ class PPOTrainer:
                 "weight_sync/bytes": reports[0]["bytes"],
                 "weight_sync/verified_tensors": min(report["verified_tensors"] for report in reports),
                 "perf/weight_sync_gb_per_s": reports[0]["bytes"] / slowest / 1e9,
-                "timing_s/weight_sync_verify": max(report["verify_seconds"] for report in reports),
+                "perf/weight_sync_verify_s": max(report["verify_seconds"] for report in reports),
             }
         )
 
