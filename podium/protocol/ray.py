@@ -269,9 +269,13 @@ class RayBackend(Backend):
         if self._started:
             address = address or os.environ.get("RAY_ADDRESS") or "local"
             own: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False} if address == "local" else {}
-            ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True, **own)
-            if address == "local":
-                self._reaper = _start_reaper()
+            self._reaper = _start_reaper() if address == "local" else None
+            try:
+                ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True, **own)
+            except BaseException:  # Ctrl-C: Ray ends its processes then, but not those that they have started
+                if self._reaper is not None:
+                    self._reaper.communicate()
+                raise
         self._placements = Placements(placement_timeout_s)
 
     def start_group(

@@ -1,4 +1,4 @@
-"""Ends the Ray that a driver started when the driver is gone without having ended it (SIGKILL).
+"""Ends the Ray that a driver started when the driver is gone without having ended it (SIGKILL), or gives it up.
 
 Run by its path, with the driver's process id, and with a pipe from the driver as standard input: where the pipe ends
 without a word before it, the driver has ended. Ray's own processes notice by themselves too, but take their time.
@@ -58,6 +58,7 @@ def main() -> None:
         seen = _ray_of(driver) or seen
     if os.read(0, 1):
         return
+    seen.update(_ray_of(driver))  # a driver that was interrupted while Ray started is still there
     # A rank leads a process group of its own: what it started since the last look is in there.
     groups = {pid for pid, process in seen.items() if process.group == pid}
     for pid, process in _table().items():
