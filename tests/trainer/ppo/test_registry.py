@@ -37,13 +37,12 @@ def test_a_registry_refuses_what_it_does_not_know_and_what_it_has():
 
 
 def test_their_tests_need_no_engine_either():
-    files = [f"tests/trainer/ppo/test_{name}.py" for name in [*MODULES, "group_advantages", "policy_losses"]]
-    there = [name for name in files if (ROOT / name).is_file()]
-    code = f"""
+    """This folder has the tests of the pure functions; those of the loop around them are in ``ppo_loop``."""
+    code = """
 import pytest, sys
-assert pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *{there}]) == 0
+assert pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "tests/trainer/ppo"]) == 0
 heavy = [m for m in ("ray", "vllm", "transformers") if m in sys.modules]
 assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
