@@ -33,6 +33,7 @@ from podium.protocol.resource import (
     split_resource_pool,
 )
 from podium.protocol.sharding import DISPATCH_VALID
+from podium.protocol.verl_names import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from podium.protocol.worker import Worker
 
 __all__ = [
@@ -47,6 +48,9 @@ __all__ = [
     "Execute",
     "Future",
     "PerRank",
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
     "ResourcePool",
     "ResourcePoolManager",
     "Worker",

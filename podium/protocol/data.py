@@ -90,7 +90,9 @@ class DataProto:
             raise ValueError("object columns need num_batch_dims=1")
         objects = {k: v if isinstance(v, np.ndarray) else object_array(v) for k, v in (non_tensors or {}).items()}
         batch = _tensordict(tensors, num_batch_dims) if tensors else None
-        return cls(batch, objects, meta_info)
+        self = cls._make(batch, objects, dict(meta_info or {}))
+        self.check_consistency()
+        return self
 
     @classmethod
     def from_single_dict(
@@ -225,10 +227,10 @@ class DataProto:
         rows = len(self)
         if chunks < 1 or (chunks > rows and chunks != 1):
             raise ValueError(f"cannot cut {rows} rows into {chunks} chunks: need 1 <= chunks <= rows")
+        from podium.protocol.data_ops import runs
+
         size, longer = divmod(rows, chunks)
-        ends = [size * (i + 1) + min(i + 1, longer) for i in range(chunks)]
-        memo: Memo = {}
-        return [self._slice(a, b, memo) for a, b in zip([0, *ends], ends, strict=False)]
+        return runs(self, [size + 1] * longer + [size] * (chunks - longer))
 
     def split(self, split_size: int) -> list[DataProto]:
         """Runs of ``split_size`` rows, the last one perhaps shorter; views.
@@ -238,9 +240,10 @@ class DataProto:
         """
         if split_size < 1:
             raise ValueError(f"split_size must be at least 1, got {split_size}")
-        memo: Memo = {}
-        rows = len(self)
-        return [self._slice(a, min(a + split_size, rows), memo) for a in range(0, rows, split_size)]
+        from podium.protocol.data_ops import runs
+
+        whole, rest = divmod(len(self), split_size)
+        return runs(self, [split_size] * whole + [rest] * (rest > 0))
 
     def reorder(self, indices: Sequence[int] | np.ndarray | Tensor) -> None:
         """Put the rows in this order, in place."""
@@ -302,17 +305,16 @@ class DataProto:
         Raises:
             KeyError: a column that is not there.
         """
-        tensors, objects = self._tensors(), self.non_tensor_batch
+        tensors, objects, meta = self._tensors(), self.non_tensor_batch, self.meta_info
         if batch_keys is not None:
             tensors = {k: _get(tensors, k, "batch") for k in batch_keys}
         if non_tensor_batch_keys is not None:
             objects = {k: _get(objects, k, "non_tensor_batch") for k in non_tensor_batch_keys}
-        meta = self.meta_info
         if meta_info_keys is not None:
             meta = {k: _get(meta, k, "meta_info") for k in meta_info_keys}
         if deepcopy:
             tensors, objects = {k: v.clone() for k, v in tensors.items()}, copy_value(objects)
-        batch = None if self.batch is None else _like(self.batch, dict(tensors), self.batch.batch_size)
+        batch = None if self.batch is None else _like(self.batch, tensors, self.batch.batch_size)
         return self._make(batch, dict(objects), copy_value(meta))
 
     def pop(
@@ -460,14 +462,15 @@ class DataProto:
 
 
 def _like(source: TensorDict, tensors: dict[str, Tensor], size: torch.Size) -> TensorDict:
-    return TensorDict(tensors, batch_size=size, device=source.device)
+    # Rows of columns that were checked when ``source`` was made need not be checked again.
+    return TensorDict._new_unsafe(tensors, batch_size=size, device=source.device, nested=False)
 
 
 def _tensordict(tensors: Mapping[str, Tensor], num_batch_dims: int) -> TensorDict:
     size, first = None, ""
     for key, value in tensors.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"column {key!r} is a {type(value).__name__}; expected a tensor")
+        if not isinstance(value, Tensor) or not isinstance(key, str):
+            raise ValueError(f"column {key!r} is a {type(value).__name__}; expected a tensor under a string")
         if value.dim() < num_batch_dims:
             raise ValueError(
                 f"column {key!r} has shape {tuple(value.shape)}; expected {num_batch_dims} batch dimension(s)"
@@ -477,7 +480,7 @@ def _tensordict(tensors: Mapping[str, Tensor], num_batch_dims: int) -> TensorDic
             size, first = mine, key
         elif mine != size:
             raise ValueError(f"column {key!r} has batch size {list(mine)}, column {first!r} has {list(size)}")
-    return TensorDict(dict(tensors), batch_size=size)
+    return TensorDict._new_unsafe(dict(tensors), batch_size=size, nested=False)
 
 
 def _get(columns: Mapping[str, Any], key: str, where: str) -> Any:

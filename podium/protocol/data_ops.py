@@ -11,10 +11,26 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from podium.protocol.data import DataProto, DataProtoItem, _like
-from podium.protocol.rows import Memo, cat_rows, columns, equal_tensors
+from podium.protocol.rows import Memo, cat_rows, columns, equal_tensors, split_rows
 from podium.protocol.values import copy_value, equal_values, object_array
 
 T = TypeVar("T", DataProto, TensorDict)
+
+
+def runs(data: DataProto, sizes: list[int]) -> list[DataProto]:
+    """Views of runs of rows, one after the other; ``sizes`` add up to the rows."""
+    memo: Memo = {}
+    tensors, objects, meta = data._tensors(), data.non_tensor_batch, data.meta_info
+    pieces = [split_rows(v, sizes, memo) for v in tensors.values()]
+    rest = () if data.batch is None else data.batch.batch_size[1:]
+    shapes = {size: torch.Size((size, *rest)) for size in set(sizes)}
+    out, start = [], 0
+    for size, *parts in zip(sizes, *pieces, strict=True):
+        stop = start + size
+        batch = None if data.batch is None else _like(data.batch, dict(zip(tensors, parts, strict=True)), shapes[size])
+        out.append(DataProto._make(batch, {k: v[start:stop] for k, v in objects.items()}, copy_value(meta)))
+        start = stop
+    return out
 
 
 def union_tensor_dict(tensor_dict1: TensorDict | None, tensor_dict2: TensorDict | None) -> TensorDict | None:
@@ -29,12 +45,13 @@ def union_tensor_dict(tensor_dict1: TensorDict | None, tensor_dict2: TensorDict 
         return _like(tensor_dict2, columns(tensor_dict2), tensor_dict2.batch_size)
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         raise ValueError(f"batch sizes {list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)} differ")
-    mine = columns(tensor_dict1)
-    for key, value in columns(tensor_dict2).items():
+    mine, theirs = columns(tensor_dict1), columns(tensor_dict2)
+    for key in mine.keys() & theirs.keys():
+        if not equal_tensors(mine[key], theirs[key]):
+            raise ValueError(f"tensor column {key!r} is in both with different values")
+    for key, value in theirs.items():
         if key not in mine:
             tensor_dict1[key] = value
-        elif not equal_tensors(mine[key], value):
-            raise ValueError(f"tensor column {key!r} is in both with different values")
     return tensor_dict1
 
 
@@ -46,13 +63,17 @@ def union_numpy_dict(
     Raises:
         ValueError: one name with different values.
     """
-    return _union(tensor_dict1, tensor_dict2, "object column")
+    _check_common(tensor_dict1, tensor_dict2, "object column")
+    return _add_missing(tensor_dict1, tensor_dict2)
 
 
-def _union(into: MutableMapping[str, Any], other: Mapping[str, Any], what: str) -> MutableMapping[str, Any]:
-    for key, value in other.items():
-        if key in into and not equal_values(into[key], value):
+def _check_common(a: Mapping[str, Any], b: Mapping[str, Any], what: str) -> None:
+    for key in a.keys() & b.keys():
+        if not equal_values(a[key], b[key]):
             raise ValueError(f"{what} {key!r} is in both with different values")
+
+
+def _add_missing(into: MutableMapping[str, Any], other: Mapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in other.items():
         into.setdefault(key, value)
     return into
@@ -63,11 +84,11 @@ def union_into(data: DataProto, other: DataProto) -> None:
     mine, theirs = _has_rows(data), _has_rows(other)
     if mine and theirs and len(data) != len(other):
         raise ValueError(f"cannot unite a batch of {len(data)} rows with one of {len(other)} rows")
-    _union(dict(data.meta_info), other.meta_info, "meta_info")
-    _union(dict(data.non_tensor_batch), other.non_tensor_batch, "object column")
+    _check_common(data.meta_info, other.meta_info, "meta_info")
+    _check_common(data.non_tensor_batch, other.non_tensor_batch, "object column")
     data.batch = union_tensor_dict(data.batch, other.batch)
-    union_numpy_dict(data.non_tensor_batch, other.non_tensor_batch)
-    _union(data.meta_info, copy_value(other.meta_info), "meta_info")
+    _add_missing(data.non_tensor_batch, other.non_tensor_batch)
+    _add_missing(data.meta_info, copy_value(other.meta_info))
 
 
 def _has_rows(data: DataProto) -> bool:

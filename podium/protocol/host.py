@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import os
 import pickle
@@ -16,6 +17,8 @@ from podium.protocol.future import DataProtoFuture, Future
 from podium.protocol.sharding import drop_padding, real_rows
 from podium.protocol.worker import ProcessContext, constructing
 from podium.utils.errors import UserError
+
+_methods = functools.cache(registered_methods)
 
 MESH_QUERY = "@mesh"
 """A pseudo-method: the role's (dp_rank, is_collect) in the mesh named by the argument."""
@@ -55,7 +58,7 @@ class RoleHost:
             instance = self.context.roles[role]
             if method == MESH_QUERY:
                 return _mesh(instance, role, *args)
-            spec = registered_methods(type(instance)).get(method)
+            spec = _methods(instance.__class__).get(method)
             if spec is None or spec.materialize_futures:
                 args = tuple(_materialize(a) for a in args)
                 kwargs = {k: _materialize(v) for k, v in kwargs.items()}

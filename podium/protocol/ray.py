@@ -98,7 +98,9 @@ class _Actor:
         except (WorkerError, UserError) as e:
             raise portable(e) from None
 
-    def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: bool) -> Any:
+    def call(self, what: list[Any]) -> Any:
+        role, method, answer, *arguments = what
+        args, kwargs = arguments or ((), {})
         assert self._host is not None, "call before construct"
         try:
             args = tuple(a.own() if isinstance(a, _Shared) else a for a in args)
@@ -206,7 +208,9 @@ class Actors(Transport):
             if shared:
                 args = tuple(shared.get(id(a), a) for a in args)
                 kwargs = {k: shared.get(id(v), v) for k, v in kwargs.items()}
-            ref = self._actors[rank].call.remote(role, method, args, kwargs, answer)
+            # One argument, as Ray serialises each by itself; and it needs no pickle for a list of plain values.
+            what = [role, method, answer, args, kwargs] if args or kwargs else [role, method, answer]
+            ref = self._actors[rank].call.remote(what)
             handles.append(RayHandle(ref, role, rank, method, self._wheres[rank]))
         return handles
 

@@ -8,6 +8,7 @@ before an operation share them after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -49,10 +50,19 @@ def slice_rows(t: Tensor, start: int, stop: int, memo: Memo) -> Tensor:
     return from_parts(values[first:last], new_offsets)
 
 
+def split_rows(t: Tensor, sizes: list[int], memo: Memo) -> Sequence[Tensor]:
+    """Runs of rows as views, one after the other; ``sizes`` add up to the rows."""
+    # Of the views that a split of one call gives, autograd lets none be written to.
+    if isinstance(t, Tensor) and not t.is_nested and not t.requires_grad and sizes:
+        return t.split_with_sizes(sizes)
+    ends = list(accumulate(sizes))
+    return [slice_rows(t, end - size, end, memo) for end, size in zip(ends, sizes, strict=True)]
+
+
 def take_rows(t: Tensor, index: Tensor, memo: Memo) -> Tensor:
     """Rows ``index`` (an int64 tensor of non-negative row numbers), copied."""
     if not t.is_nested:
-        return t[index.to(t.device)]
+        return t.index_select(0, index.to(t.device))  # half the time of t[index]
     values, offsets = _jagged_parts(t)
     key = id(offsets)
     if key not in memo:
@@ -81,10 +91,6 @@ def cat_rows(tensors: Sequence[Tensor], memo: Memo) -> Tensor:
 
 def repeat_rows(t: Tensor, times: int, interleave: bool, memo: Memo) -> Tensor:
     """Every row ``times`` times: neighbours if ``interleave``, else the whole column again and again."""
-    if not t.is_nested:
-        rest = t.shape[1:]
-        stacked = t.unsqueeze(1).expand(-1, times, *rest) if interleave else t.unsqueeze(0).expand(times, *t.shape)
-        return stacked.reshape(t.shape[0] * times, *rest)
     rows = torch.arange(t.size(0))
     return take_rows(t, rows.repeat_interleave(times) if interleave else rows.repeat(times), memo)
 
