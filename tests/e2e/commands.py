@@ -94,7 +94,10 @@ class Preloaded:
         signal_after: str | None = None,
         env: dict[str, str] | None = None,
     ) -> Result:
-        """Runs a module or a script; with `signal_after`, interrupts it (Ctrl-C) once it has printed that text."""
+        """Runs a module or a script.
+
+        With `signal_after`, interrupts it (Ctrl-C) once it has printed that text or started a program of that name.
+        """
         marker = uuid.uuid4().hex
         out, err = self._folder / f"{marker}.out", self._folder / f"{marker}.err"
         out.touch()
@@ -127,7 +130,7 @@ class Preloaded:
 def leftovers(marker: str, session: int) -> list[str]:
     """Command lines of processes that carry the mark or belong to the session after a grace; they are killed."""
     until = time.monotonic() + _GRACE_S
-    while (found := _marked(marker, session)) and time.monotonic() < until:
+    while (found := marked(marker, session)) and time.monotonic() < until:
         time.sleep(0.1)
     for pid in found:
         try:
@@ -137,7 +140,8 @@ def leftovers(marker: str, session: int) -> list[str]:
     return list(found.values())
 
 
-def _marked(marker: str, session: int) -> dict[int, str]:
+def marked(marker: str, session: int) -> dict[int, str]:
+    """Command lines by process id."""
     found: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

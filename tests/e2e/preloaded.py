@@ -15,14 +15,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.commands import MARKER, marked
+
 
 def serve() -> dict[str, Any]:
     """Answers requests; returns in the fork only, with what to run."""
-    import transformers  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    from transformers.models.auto import modeling_auto, tokenization_auto  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
 
+    import podium.trainer.config
     import podium.trainer.launch
     import podium.trainer.ppo.roles
     import podium.trainer.ppo.trainer
+    import podium.utils.dataset
+    import podium.workers.reward.manager
     import podium.workers.rollout.hf  # noqa: F401
 
     print("ready", flush=True)
@@ -38,20 +45,27 @@ def serve() -> dict[str, Any]:
 
 
 def _wait(pid: int, request: dict[str, Any]) -> int | None:
-    """The exit code (negative: the signal), or None after the time limit. Sends a signal once a text was printed."""
+    """The exit code (negative: the signal), or None after the time limit.
+
+    Interrupts it once it has printed a text, or has started a program of that name.
+    """
     until = time.monotonic() + request["timeout_s"]
     trigger = request.get("signal_after")
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        if trigger and trigger in Path(request["out"]).read_text():
+        if trigger and (trigger in Path(request["out"]).read_text() or _is_running(trigger, request["env"][MARKER])):
             os.killpg(pid, signal.SIGINT)  # as a terminal does
             trigger = None
         time.sleep(0.02)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
+
+
+def _is_running(program: str, marker: str) -> bool:
+    return any(program in line.split(" ")[0] for line in marked(marker, -1).values())
 
 
 def become(request: dict[str, Any]) -> None:

@@ -331,6 +331,12 @@ def test_ctrl_c(command: Preloaded, task: SmallTask, program: str, tmp_path, bac
     assert not result.left
 
 
+def test_ctrl_c_while_ray_starts(command: Preloaded, task: SmallTask, tmp_path):
+    result = command(PPO, task.ppo(tmp_path / "run", trainer__backend="ray"), signal_after="raylet/raylet")
+    assert result.code == 130, str(result)
+    assert not result.left
+
+
 @pytest.mark.slow
 def test_the_reward_rises(command: Preloaded, task: SmallTask, tmp_path):
     changes = {
