@@ -4,9 +4,9 @@
 
 A batch of 1024 rows x 2048 tokens x 6 columns (three int64, three float32) and 4 object columns. Each measurement has a
 process of its own: CPU time of a call on one thread (wall time for Ray, whose work is in other processes too), the best
-of ``--repeats`` rounds, and how far the first call raised the process's peak resident memory. Without --verl-python only
-Podium is measured. The last line compares an empty call to 4 workers through a Podium worker group with the same call by
-bare Ray.
+of ``--repeats`` rounds, and how far the first call raised the process's peak resident memory. Without --verl-python
+only Podium is measured. The last line compares an empty call to 4 workers through a Podium worker group with the same
+call by bare Ray.
 """
 
 from __future__ import annotations
@@ -165,6 +165,9 @@ def main() -> None:
     print(f"{options.rows} x {options.width} x 6 columns and 4 object columns, best of {options.repeats}\n")
     print("| Operation | Podium ms | verl ms | faster | Podium MiB | verl MiB |")
     print("|---|---|---|---|---|---|")
+    # Freed memory stays with the process. Else whether a call's pages are new, which costs more than most operations, is
+    # a matter of where the heap happens to end.
+    os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
     shape = ["--rows", str(options.rows), "--width", str(options.width), "--repeats", str(options.repeats)]
     for name in OPERATIONS:
         ours = measure_apart(sys.executable, __file__, "podium", name, shape)

@@ -12,7 +12,15 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from podium.protocol.rows import Memo, columns, equal_tensors, repeat_rows, row_numbers, slice_rows, take_rows
-from podium.protocol.values import copy_value, equal_values, object_array, own_duplicates, pack
+from podium.protocol.values import (
+    copy_value,
+    equal_values,
+    get_column,
+    object_array,
+    own_duplicates,
+    pack,
+    repeat_objects,
+)
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 
@@ -256,12 +264,7 @@ class DataProto:
         batch = self._map(lambda t: repeat_rows(t, repeat_times, interleave, memo), len(self) * repeat_times)
         rows = np.arange(len(self))
         where = rows.repeat(repeat_times) if interleave else np.tile(rows, repeat_times)
-        objects = {}
-        for key, column in self.non_tensor_batch.items():
-            picked = column[where]
-            objects[key] = (
-                object_array(map(copy_value, picked)) if picked.dtype == object and picked.ndim == 1 else picked
-            )
+        objects = {k: repeat_objects(v, where) for k, v in self.non_tensor_batch.items()}
         return self._make(batch, objects, copy_value(self.meta_info))
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | Tensor) -> DataProto:
@@ -307,11 +310,11 @@ class DataProto:
         """
         tensors, objects, meta = self._tensors(), self.non_tensor_batch, self.meta_info
         if batch_keys is not None:
-            tensors = {k: _get(tensors, k, "batch") for k in batch_keys}
+            tensors = {k: get_column(tensors, k, "batch") for k in batch_keys}
         if non_tensor_batch_keys is not None:
-            objects = {k: _get(objects, k, "non_tensor_batch") for k in non_tensor_batch_keys}
+            objects = {k: get_column(objects, k, "non_tensor_batch") for k in non_tensor_batch_keys}
         if meta_info_keys is not None:
-            meta = {k: _get(meta, k, "meta_info") for k in meta_info_keys}
+            meta = {k: get_column(meta, k, "meta_info") for k in meta_info_keys}
         if deepcopy:
             tensors, objects = {k: v.clone() for k, v in tensors.items()}, copy_value(objects)
         batch = None if self.batch is None else _like(self.batch, tensors, self.batch.batch_size)
@@ -353,7 +356,7 @@ class DataProto:
             raise ValueError(f"{len(old)} old names and {len(new)} new ones: {old} -> {new}")
         tensors = self._tensors()
         for key in old:
-            _get(tensors, key, "batch")
+            get_column(tensors, key, "batch")
         names = dict(zip(old, new, strict=True))
         if self.batch is not None:
             self.batch = _like(self.batch, {names.get(k, k): v for k, v in tensors.items()}, self.batch.batch_size)
@@ -481,12 +484,6 @@ def _tensordict(tensors: Mapping[str, Tensor], num_batch_dims: int) -> TensorDic
         elif mine != size:
             raise ValueError(f"column {key!r} has batch size {list(mine)}, column {first!r} has {list(size)}")
     return TensorDict._new_unsafe(dict(tensors), batch_size=size, nested=False)
-
-
-def _get(columns: Mapping[str, Any], key: str, where: str) -> Any:
-    if key not in columns:
-        raise KeyError(f"no {key!r} in {where}; there are {sorted(columns)}")
-    return columns[key]
 
 
 def _unpickle(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,19 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", dtype=np.uint8))
 
-_ATOMS = (str, int, float, bool, type(None), bytes, complex, type)
+_ATOMS = frozenset([str, int, float, bool, type(None), bytes, complex, type])
 
 
 def object_array(values: Iterable[Any]) -> np.ndarray:
     """A 1-d object array with one element a row, also where the elements are lists of one length."""
-    rows = list(values)
-    out = np.empty(len(rows), dtype=object)
-    for i, value in enumerate(rows):
-        out[i] = value
-    return out
+    return np.fromiter(values, dtype=object)
+
+
+def get_column(columns: Mapping[str, Any], key: str, where: str) -> Any:
+    """``columns[key]``, or a KeyError that names what there is."""
+    if key not in columns:
+        raise KeyError(f"no {key!r} in {where}; there are {sorted(columns)}")
+    return columns[key]
 
 
 def copy_value(value: Any) -> Any:
@@ -37,9 +41,9 @@ def copy_value(value: Any) -> Any:
     if kind in _ATOMS:
         return value
     if kind is dict:
-        return {k: copy_value(v) for k, v in value.items()}
+        return {k: v if type(v) in _ATOMS else copy_value(v) for k, v in value.items()}
     if kind is list:
-        return [copy_value(v) for v in value]
+        return [v if type(v) in _ATOMS else copy_value(v) for v in value]
     if isinstance(value, Tensor):
         return value.detach().clone() if not value.requires_grad else value.clone()
     if kind is np.ndarray and value.dtype != object:
@@ -53,6 +57,19 @@ def copy_value(value: Any) -> Any:
         return copy.deepcopy(value)
     except (TypeError, NotImplementedError, RuntimeError, AttributeError):
         return value
+
+
+def repeat_objects(column: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """``column[where]``, each cell a copy of its own."""
+    if column.dtype != object or column.ndim != 1 or all(type(v) in _ATOMS for v in column):
+        return column[where]
+    copiers = [v.copy if _is_flat(v) else functools.partial(copy_value, v) for v in column]
+    return object_array(copiers[row]() for row in where.tolist())
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a shallow copy shares nothing mutable: the common case, found out once for all copies."""
+    return type(value) is dict and all(type(v) in _ATOMS for v in value.values())
 
 
 def equal_values(a: Any, b: Any) -> bool:
