@@ -171,10 +171,10 @@ def main() -> None:
     shape = ["--rows", str(options.rows), "--width", str(options.width), "--repeats", str(options.repeats)]
     for name in OPERATIONS:
         ours = measure_apart(sys.executable, __file__, "podium", name, shape)
-        row = [name, f"{ours['seconds'] * 1e3:.2f}", "", "", f"{ours['peak_mib']:.0f}", ""]
+        row = [name, f"{ours['seconds'] * 1e3:.3g}", "", "", f"{ours['peak_mib']:.0f}", ""]
         if options.verl_python:
             theirs = measure_apart(options.verl_python, __file__, "verl", name, shape)
-            row[2:4] = [f"{theirs['seconds'] * 1e3:.2f}", f"{theirs['seconds'] / ours['seconds']:.1f}x"]
+            row[2:4] = [f"{theirs['seconds'] * 1e3:.3g}", f"{theirs['seconds'] / ours['seconds']:.1f}x"]
             row[5] = f"{theirs['peak_mib']:.0f}"
         print("| " + " | ".join(row) + " |", flush=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
