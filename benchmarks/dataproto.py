@@ -165,8 +165,8 @@ def main() -> None:
     print(f"{options.rows} x {options.width} x 6 columns and 4 object columns, best of {options.repeats}\n")
     print("| Operation | Podium ms | verl ms | faster | Podium MiB | verl MiB |")
     print("|---|---|---|---|---|---|")
-    # Freed memory stays with the process. Else whether a call's pages are new, which costs more than most operations, is
-    # a matter of where the heap happens to end.
+    # Freed memory stays with the process. Else whether a call's pages are new, which costs more than most operations,
+    # is a matter of where the heap happens to end.
     os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
     shape = ["--rows", str(options.rows), "--width", str(options.width), "--repeats", str(options.repeats)]
     for name in OPERATIONS:
