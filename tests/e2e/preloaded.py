@@ -1,26 +1,28 @@
 """Runs command lines in forks of a process that has the heavy imports behind it: ``python preloaded.py``.
 
-One JSON request a line on stdin, one JSON answer a line on stdout. Each fork runs the module or script as ``__main__``
-and ends as Python ends: its exit code, its stderr and what it leaves behind are those of the real command.
+One JSON request a line on stdin, one JSON answer a line on stdout. Each fork runs the module or script as ``__main__``:
+its exit code, its stderr and what it leaves behind are those of the real command.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.e2e.commands import MARKER, marked
 
 
 def serve() -> dict[str, Any]:
     """Answers requests; returns in the fork only, with what to run."""
-    import pyarrow.parquet  # noqa: F401
+    import pyarrow.dataset  # noqa: F401
     from transformers.models.auto import modeling_auto, tokenization_auto  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
@@ -29,9 +31,11 @@ def serve() -> dict[str, Any]:
     import podium.trainer.ppo.roles
     import podium.trainer.ppo.trainer
     import podium.utils.dataset
+    import podium.utils.tracking
     import podium.workers.reward.manager
-    import podium.workers.rollout.hf  # noqa: F401
+    import podium.workers.rollout.hf
 
+    podium.trainer.config.load_config(podium.trainer.config.PPOConfig, ["data.seed=1"])  # warms the parser
     print("ready", flush=True)
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -82,10 +86,31 @@ def become(request: dict[str, Any]) -> None:
     sys.argv[1:] = request["argv"]
 
 
+def run(program: str) -> int:
+    """The exit code of a module or a script."""
+    try:
+        if program.endswith(".py"):
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """What Python does at its end, without taking torch apart object by object: that is over a second."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     wanted = serve()
     become(wanted)
-    if wanted["program"].endswith(".py"):
-        runpy.run_path(wanted["program"], run_name="__main__")
-    else:
-        runpy.run_module(wanted["program"], run_name="__main__", alter_sys=True)
+    leave(run(wanted["program"]))
