@@ -316,7 +316,7 @@ def test_a_failure_in_a_worker(command: Preloaded, task: SmallTask, program: str
     result = command(program, task.ppo(tmp_path / "run", trainer__n_gpus_per_node=ranks, **changes))
     assert result.code == 1, str(result)
     assert "this loss is broken" in result.err and "in broken" in result.err, str(result)
-    assert "actor.update_actor failed on rank 0" in result.err
+    assert "actor.update_actor failed on rank " in result.err
     assert not result.error_lines and not result.left
     assert [row["step"] for row in metrics(tmp_path / "run")] == [0]
 
