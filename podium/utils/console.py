@@ -95,7 +95,7 @@ def _shown(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _seconds(value: float | None) -> str:
-    return " " * 5 if value is None else f"{value:>5.2f}"
+    return " " * 6 if value is None else f"{value:>6.2f}"
 
 
 def _number(value: Any) -> str:

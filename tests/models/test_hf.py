@@ -89,7 +89,9 @@ def test_dropout_is_off_in_training_too(name: str):
     model = AutoModelForCausalLM.from_config(WITH_DROPOUT[name]).train()
     before = model.config.to_dict()
     inputs = ragged_batch(2)["input_ids"]
-    assert not torch.equal(model(inputs).logits, model(inputs).logits), "there is dropout to switch off"
+    first = model(inputs).logits
+    # Several tries: two of OPT's forwards may drop every layer and agree.
+    assert any(not torch.equal(model(inputs).logits, first) for _ in range(8)), "there is dropout to switch off"
     disable_dropout(model)
     expected = model(inputs).logits
     for _ in range(3):

@@ -1,5 +1,6 @@
 """vLLM in this process as a rollout engine: CUDA build and CPU build alike."""
 
+import gc
 import logging
 import os
 import warnings
@@ -149,15 +150,9 @@ class VLLMRollout(RolloutEngine):
             raise RuntimeError("vLLM kept its prefix cache after a weight update: old keys and values would be reused")
 
     def shutdown(self) -> None:
-        import vllm.v1.engine.core as core
-
-        # vLLM's own clean-up destroys the default process group, which here belongs to the trainer.
-        cleanup, core.cleanup_dist_env_and_memory = core.cleanup_dist_env_and_memory, lambda *args, **kwargs: None
-        try:
-            self._engine.engine_core.shutdown()
-        finally:
-            core.cleanup_dist_env_and_memory = cleanup
+        self._engine.engine_core.shutdown()
         del self._engine, self._llm
+        _free_memory()
 
 
 def _unfuse(model: torch.nn.Module, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -201,7 +196,7 @@ def _unfilled(model: torch.nn.Module, taken: set[str] | None, sent: set[str]) ->
 
 
 def _prepare_vllm() -> None:
-    """Settings that must precede vLLM's import, and two adaptations of its CPU build."""
+    """Settings that must precede vLLM's import, two adaptations of its CPU build, and one to sharing a process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights are handed over by reference
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer shares these threads
@@ -210,15 +205,25 @@ def _prepare_vllm() -> None:
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     import vllm.platforms
 
-    if is_cuda():
-        return
-    # torch.compile of a three-line function costs 12 to 21 s at the first request with log-probs.
-    type(vllm.platforms.current_platform).simple_compile_backend = "eager"
-    import vllm.model_executor.layers.utils as layers
+    if not is_cuda():
+        # torch.compile of a three-line function costs 12 to 21 s at the first request with log-probs.
+        type(vllm.platforms.current_platform).simple_compile_backend = "eager"
+        import vllm.model_executor.layers.utils as layers
 
-    # The CPU build repacks each linear weight and drops the original. Keeping it lets a sync write in place, lets
-    # the sync be verified against what generation really multiplies by, and keeps a tied head tied.
-    layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
+        # The CPU build repacks each linear weight and drops the original. Keeping it lets a sync write in place, lets
+        # the sync be verified against what generation really multiplies by, and keeps a tied head tied.
+        layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
+    import vllm.v1.engine.core
+
+    # When an engine is shut down, or merely collected, vLLM destroys the process groups: the default one, which here is
+    # the trainer's, and those of every other engine in the process.
+    vllm.v1.engine.core.cleanup_dist_env_and_memory = _free_memory
+
+
+def _free_memory(*args: Any, **kwargs: Any) -> None:
+    gc.collect()
+    if is_cuda():
+        torch.cuda.empty_cache()
 
 
 def _plain_cpu_linear(layer: Any, remove_weight: bool) -> None:
