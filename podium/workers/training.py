@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from podium.protocol import DataProto
+from podium.protocol import DataProto, Dispatch, Worker, register
 from podium.utils.errors import UserError
 from podium.workers.engine.base import LossFn, Tensors, TrainEngine
 from podium.workers.engine.fsdp import Forward, FSDPEngine
@@ -39,22 +39,59 @@ def tensors_of(data: DataProto) -> Tensors:
     return tensors
 
 
-def run_updates(
-    engine: TrainEngine, data: DataProto, loss_fn: LossFn, *, mini_batch_rows: int, micro_batch_rows: int, epochs: int
-) -> list[dict[str, float]]:
-    """One optimizer step for each mini-batch of each epoch, in the batch's order.
+class TrainedRole(Worker):
+    """A role with a model that it trains: the actor and the critic, up to what they compute.
 
     Args:
-        mini_batch_rows: this rank's rows of a mini-batch.
-        micro_batch_rows: rows in one forward and backward.
-
-    Returns:
-        The metrics of each optimizer step.
+        config: has ``strategy``, ``optim``, ``fsdp_config``, ``grad_clip``.
+        objective: the loss to minimise; the algorithm's, so that the role knows none.
+        mini_batch_rows: sequences on this rank in one optimizer step.
+        micro_batch_rows: sequences in one forward and backward.
+        epochs: passes over each batch.
+        total_steps: optimizer steps of the run.
     """
-    batch = tensors_of(data)
-    rows = len(data)
-    return [
-        engine.train({name: t[start : start + mini_batch_rows] for name, t in batch.items()}, loss_fn, micro_batch_rows)
-        for _ in range(epochs)
-        for start in range(0, rows, mini_batch_rows)
-    ]
+
+    def __init__(
+        self,
+        config: Any,
+        objective: LossFn,
+        *,
+        mini_batch_rows: int,
+        micro_batch_rows: int,
+        epochs: int = 1,
+        total_steps: int,
+    ):
+        super().__init__()
+        self._config, self._objective = config, objective
+        self._mini_batch_rows, self._micro_batch_rows = mini_batch_rows, micro_batch_rows
+        self._epochs, self._total_steps = epochs, total_steps
+
+    def _start(self, module: torch.nn.Module, forward: Forward) -> None:
+        """Lays the model out over the ranks."""
+        config = self._config
+        self._engine = build_engine(
+            config.strategy, module, forward, config.fsdp_config, config.optim, self._total_steps, config.grad_clip
+        )
+
+    def _update(self, data: DataProto) -> list[dict[str, float]]:
+        """One optimizer step for each mini-batch of each epoch, in the batch's order; the metrics of each step."""
+        batch, rows = tensors_of(data), self._mini_batch_rows
+        return [
+            self._engine.train(
+                {name: tensor[start : start + rows] for name, tensor in batch.items()},
+                self._objective,
+                self._micro_batch_rows,
+            )
+            for _ in range(self._epochs)
+            for start in range(0, len(data), rows)
+        ]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, path: str) -> None:
+        """Writes weights, optimizer and schedule under the directory `path`."""
+        self._engine.save(path)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, path: str) -> None:
+        """Reads what `save_checkpoint` wrote, also from another number of ranks."""
+        self._engine.load(path)
