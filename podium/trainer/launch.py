@@ -41,6 +41,7 @@ def worker_groups(
         **_threads(trainer.n_gpus_per_node),
     }
     pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, use_gpu=device == "cuda", name=name)
+    print(f"start {pool.world_size} rank(s) on the {trainer.backend} backend", flush=True)
     with make_backend(trainer.backend) as backend:
         group = backend.start_group(
             pool, create_colocated_worker_cls(roles), env=env, name=name, timeout_s=trainer.rpc_timeout_s

@@ -67,9 +67,11 @@ def train(config: PPOConfig) -> dict[str, float]:
         ) as tracking:
             trainer = _trainer(config, plan, groups, train_set, val_set, loader, reward, tokenizer, tracking)
             try:
-                return trainer.fit()
+                validation = trainer.fit()
             finally:
                 reward.close()
+    print(f"run directory: {config.trainer.default_local_dir}", flush=True)
+    return validation
 
 
 def _dataset(config: PPOConfig, tokenizer: Any, which: str) -> Any:

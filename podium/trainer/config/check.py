@@ -30,6 +30,12 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
         raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
     check_methods(config)
     _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config)])
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    if validation.n > 1 and validation.temperature == 0:
+        raise UserError(
+            f"actor_rollout_ref.rollout.val_kwargs.n={validation.n}: greedy validation gives the same answer each time; set "
+            " val_kwargs.temperature above 0, or n=1"
+        )
 
 
 def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
@@ -67,7 +73,8 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
         leaves = ("gpu_memory_utilization", "enforce_eager")
         rules += [(f"actor_rollout_ref.rollout.{leaf}", "with rollout.name=hf") for leaf in leaves]
     if config.custom_reward_function.path is None:
-        rules.append(("custom_reward_function", "without custom_reward_function.path"))
+        leaves = ("name", "reward_kwargs")
+        rules += [(f"custom_reward_function.{leaf}", "without custom_reward_function.path") for leaf in leaves]
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
     rules += _ignored_by_optimizer(actor.optim, "actor_rollout_ref.actor.optim")

@@ -1,5 +1,6 @@
 """Validation: the held-out prompts, answered with their own sampling parameters, scored and tabulated."""
 
+import numbers
 from collections import defaultdict
 from typing import Any
 
@@ -27,15 +28,18 @@ class Validator:
     def __call__(self, min_version: int) -> tuple[dict[str, float], list[list[Any]]]:
         """Metrics ``val/...`` and rows (prompt, response, ground truth, score) for the sample table."""
         size = self._config.data.val_batch_size or len(self._dataset)
-        parts = [self._run(start, size, min_version) for start in range(0, len(self._dataset), size)]
+        extra: dict[str, list[float]] = defaultdict(list)
+        parts = [self._run(start, size, min_version, extra) for start in range(0, len(self._dataset), size)]
         batch = DataProto.concat(parts)
         assert batch.batch is not None
         scores = batch.batch["token_level_scores"].sum(dim=-1).tolist()
         lengths = batch.batch["response_mask"].sum(dim=-1).float()
         metrics = {"val/response_length/mean": float(lengths.mean()), **self._score_metrics(batch, scores)}
+        metrics.update((f"val/{name}/mean", sum(values) / len(values)) for name, values in extra.items())
         return metrics, self._samples(batch, scores)
 
-    def _run(self, start: int, size: int, min_version: int) -> DataProto:
+    def _run(self, start: int, size: int, min_version: int, extra: dict[str, list[float]]) -> DataProto:
+        """Answers and scores some rows; the numbers that the reward function returns beside the score go to `extra`."""
         rows = [self._dataset[i] for i in range(start, min(start + size, len(self._dataset)))]
         data, kwargs = self._config.data, self._config.actor_rollout_ref.rollout.val_kwargs
         prompts = prompt_batch(rows, self._tokenizer.pad_token_id, data.max_prompt_length, kwargs.n)
@@ -46,6 +50,10 @@ class Validator:
         seeds = response_seeds(self._config.trainer.seed, _VALIDATION_STREAM + start, len(prompts))
         batch = generate(self._rollout, prompts, sampling, seeds, min_version)
         scored = self._reward(batch)
+        for name, column in scored.non_tensor_batch.items():
+            numeric = [float(value) for value in column if isinstance(value, numbers.Real)]
+            if numeric:
+                extra[name] += numeric
         return batch.select(
             batch_keys=["responses", "response_mask"],
             non_tensor_batch_keys=["uid", "data_source", "raw_prompt", "reward_model"],
@@ -76,7 +84,7 @@ class Validator:
                 batch.non_tensor_batch["raw_prompt"][row],
                 self._tokenizer.decode(batch.batch["responses"][row][masks[row]]),
                 (batch.non_tensor_batch["reward_model"][row] or {}).get("ground_truth"),
-                scores[row],
+                float(f"{scores[row]:.7g}"),  # a float32 has no more digits
             ]
             for row in range(count)
         ]

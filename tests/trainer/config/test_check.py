@@ -78,10 +78,16 @@ EFFECTIVE = {
     "an adaptive KL": [
         f"algorithm.kl_ctrl.{key}" for key in ("kl_coef=0.1", "type=adaptive", "target_kl=1", "horizon=9")
     ],
+    "no reward file, as by default": ["custom_reward_function.path=null"],
     "several sampled validations": [VAL, f"{ROLLOUT}val_kwargs.n=4", f"{ROLLOUT}val_kwargs.temperature=1"],
     "decay": [f"{ACTOR}optim.lr_scheduler_type=cosine", f"{ACTOR}optim.min_lr_ratio=0.1"],
     "vLLM's memory": [f"{ROLLOUT}gpu_memory_utilization=0.3"],
 }
+
+
+def test_the_same_greedy_answer_several_times_is_refused():
+    with pytest.raises(UserError, match=r"val_kwargs\.n=4: greedy validation gives the same answer each time"):
+        check(VAL, f"{ROLLOUT}val_kwargs.n=4")
 
 
 @pytest.mark.parametrize("case", EFFECTIVE)

@@ -1,11 +1,13 @@
 """Validation with a real rollout."""
 
 import dataclasses
+import re
 
 import pytest
 
 from podium.trainer.config import load_config
 from podium.trainer.ppo.validation import Validator
+from podium.workers.reward.manager import RewardManager
 from tests.small_task import SmallTask
 
 
@@ -60,3 +62,16 @@ def test_each_data_source_has_its_own_number(parts, task):
     for parity in (0, 1):
         scores = [row[3] for row in samples[parity::2]]
         assert metrics[f"val/source {parity}/score/mean@1"] == pytest.approx(sum(scores) / len(scores))
+
+
+def test_numbers_beside_the_score_are_metrics_too(parts, task):
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return {"score": 1.0, "length": len(solution_str), "text": solution_str}
+
+    reward = RewardManager(compute_score, parts.tokenizer)
+    metrics, samples = validate(
+        dataclasses.replace(parts, reward=reward), task, data__val_batch_size=7, trainer__log_val_generations=100
+    )
+    lengths = [len(re.sub(r"<\w+>", "", row[1])) for row in samples]  # without special tokens
+    assert metrics["val/length/mean"] == pytest.approx(sum(lengths) / len(lengths))
+    assert "val/text/mean" not in metrics
