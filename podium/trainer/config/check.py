@@ -33,8 +33,8 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     validation = config.actor_rollout_ref.rollout.val_kwargs
     if validation.n > 1 and validation.temperature == 0:
         raise UserError(
-            f"actor_rollout_ref.rollout.val_kwargs.n={validation.n}: greedy validation gives the same answer each time; set "
-            " val_kwargs.temperature above 0, or n=1"
+            f"actor_rollout_ref.rollout.val_kwargs.n={validation.n}: greedy validation gives one answer each time; "
+            "set val_kwargs.temperature above 0, or n=1"
         )
 
 

@@ -86,7 +86,7 @@ EFFECTIVE = {
 
 
 def test_the_same_greedy_answer_several_times_is_refused():
-    with pytest.raises(UserError, match=r"val_kwargs\.n=4: greedy validation gives the same answer each time"):
+    with pytest.raises(UserError, match=r"val_kwargs\.n=4: greedy validation gives one answer each time"):
         check(VAL, f"{ROLLOUT}val_kwargs.n=4")
 
 
