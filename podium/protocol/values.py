@@ -56,7 +56,7 @@ def copy_value(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except (TypeError, NotImplementedError, RuntimeError, AttributeError):
-        return value
+        return value  # a lock, a handle, a module: what cannot be copied is shared
 
 
 def repeat_objects(column: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -104,6 +104,23 @@ def row_blocks(matrix: Tensor) -> list[slice]:
     return [slice(start, start + step) for start in range(0, matrix.shape[0], step)]
 
 
+@torch.no_grad()
+def place_on_last_token(scores: Tensor, response_mask: Tensor) -> Tensor:
+    """Each response's score on its last valid token, 0 elsewhere; a response without one carries no reward.
+
+    Args:
+        scores: (B,), float.
+        response_mask: (B, R), bool or 0/1; gaps are allowed.
+
+    Returns:
+        (B, R), float32.
+    """
+    mask = response_mask.bool()
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, position, -1).amax(dim=-1, keepdim=True)
+    return torch.where(position == last, scores.float().unsqueeze(-1), 0.0)
+
+
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
     """Log-probability of each label, ``logits[label] - logsumexp(logits)``, without a second tensor of logits' size.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from podium.protocol import DataProto, Dispatch, Worker, register
+from podium.protocol import DISPATCH_VALID, DataProto, Dispatch, Worker, register
 from podium.utils.errors import UserError
 from podium.workers.engine.base import LossFn, Tensors, TrainEngine
 from podium.workers.engine.fsdp import Forward, FSDPEngine
@@ -33,7 +33,7 @@ def tensors_of(data: DataProto) -> Tensors:
     """The batch's tensors; rows that a dispatcher added to fill a shard lose their response mask."""
     assert data.batch is not None
     tensors = dict(data.batch.items())
-    valid = tensors.pop("dispatch_valid", None)
+    valid = tensors.pop(DISPATCH_VALID, None)
     if valid is not None:
         tensors["response_mask"] = tensors["response_mask"].bool() & valid[:, None]
     return tensors

@@ -1,4 +1,4 @@
-"""From a score a response to a reward a token."""
+"""What is added to a response's score for its length."""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ import torch
 from torch import Tensor
 
 from podium.utils.errors import UserError
-
-
-@torch.no_grad()
-def place_scores(scores: Tensor, response_mask: Tensor) -> Tensor:
-    """Each response's score on its last valid token, 0 elsewhere; a response without one carries no reward.
-
-    Args:
-        scores: (B,), float.
-        response_mask: (B, R), bool or 0/1; gaps are allowed.
-
-    Returns:
-        token_level_scores (B, R), float32.
-    """
-    mask = response_mask.bool()
-    position = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, position, -1).amax(dim=-1, keepdim=True)
-    return torch.where(position == last, scores.float().unsqueeze(-1), 0.0)
 
 
 @torch.no_grad()

@@ -3,7 +3,8 @@
 from typing import Any
 
 from podium.protocol import DataProto
-from podium.trainer.ppo.rewards import overlong_penalty, place_scores
+from podium.trainer.ppo.rewards import overlong_penalty
+from podium.utils.torch_functional import place_on_last_token
 from podium.workers.reward.manager import RewardManager
 
 
@@ -30,7 +31,7 @@ class Scoring:
             penalty = overlong_penalty(
                 lengths, self._max_response_length, self._buffer.len, self._buffer.penalty_factor
             )
-            scored.batch["token_level_scores"] = scores + place_scores(penalty, mask)
+            scored.batch["token_level_scores"] = scores + place_on_last_token(penalty, mask)
             scored.meta_info["metrics"] |= {
                 "reward/overlong_penalty/mean": float(penalty.mean()),
                 "reward/overlong/mean": float((penalty < 0).float().mean()),

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from podium.protocol.data import DataProto
 from podium.protocol.values import object_array
 from podium.utils.errors import UserError
+from podium.utils.torch_functional import place_on_last_token
 from podium.workers.reward.functions import RewardFn
 from podium.workers.reward.inline import InlineScorer
 from podium.workers.reward.outcome import Outcome, Scorer, ScoreRequest
@@ -123,14 +124,6 @@ class RewardManager:
                 f"reward function {self._name} on {sample}, data_source '{request.data_source}': {outcome.reason}",
                 outcome,
             )
-
-
-def place_on_last_token(scores: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """(B,) scores to (B, R): each on its row's last valid token, 0 elsewhere. A row without valid tokens stays 0."""
-    valid = response_mask.bool()
-    positions = torch.arange(valid.shape[1], device=valid.device)
-    last = torch.where(valid, positions, -1).amax(dim=1, keepdim=True)
-    return torch.where(positions == last, scores.to(valid.device).unsqueeze(1), 0.0)
 
 
 def _ground_truth(reward_model: Any) -> Any:

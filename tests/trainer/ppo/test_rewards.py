@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from podium.trainer.ppo.rewards import overlong_penalty, place_scores
+from podium.trainer.ppo.rewards import overlong_penalty
 from podium.utils.errors import UserError
+from podium.utils.torch_functional import place_on_last_token
 from tests.trainer.ppo import ragged
 
 
@@ -10,7 +11,7 @@ def test_a_score_lands_on_the_last_valid_token_and_nowhere_else():
     mask = ragged.response_mask()
     mask[4, -3:] = False
     scores = torch.arange(1.0, ragged.ROWS + 1)
-    placed = place_scores(scores, mask)
+    placed = place_on_last_token(scores, mask)
     for row, valid in enumerate(mask.tolist()):
         expected = [0.0] * ragged.WIDTH
         if any(valid):
@@ -19,7 +20,7 @@ def test_a_score_lands_on_the_last_valid_token_and_nowhere_else():
 
 
 def test_an_empty_response_carries_no_reward_not_even_nan():
-    placed = place_scores(torch.tensor([float("nan"), 2.0]), torch.tensor([[0, 0], [1, 0]]))
+    placed = place_on_last_token(torch.tensor([float("nan"), 2.0]), torch.tensor([[0, 0], [1, 0]]))
     assert placed.tolist() == [[0.0, 0.0], [2.0, 0.0]]
 
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from podium.protocol.data import DataProto
 from podium.utils.dataset import PromptDataset, collate_prompts
 from podium.utils.errors import UserError
+from podium.utils.torch_functional import place_on_last_token
 from podium.workers.reward.functions import default_compute_score, load_reward_function
-from podium.workers.reward.manager import RewardError, RewardManager, place_on_last_token
+from podium.workers.reward.manager import RewardError, RewardManager
 from tests.utils.small_tokenizers import char_tokenizer
 
 TOKENIZER = char_tokenizer()
