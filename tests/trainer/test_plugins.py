@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podium.trainer.config.ppo import ActorConfig
+from podium.trainer.config.training import ActorConfig
 from podium.trainer.plugins import load_plugins
 from podium.trainer.ppo.advantages import get_adv_estimator_fn
 from podium.trainer.ppo.losses import get_policy_loss_fn, register_policy_loss

@@ -17,8 +17,9 @@ from podium.protocol import (
     WorkerGroup,
     create_colocated_worker_cls,
 )
-from podium.trainer.config.ppo import ActorConfig, CriticConfig, RolloutConfig
+from podium.trainer.config.rollout import RolloutConfig
 from podium.trainer.config.shared import FSDPConfig, ModelConfig, OptimConfig
+from podium.trainer.config.training import ActorConfig, CriticConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from podium.utils.errors import UserError
 from podium.workers.actor import ActorWorker

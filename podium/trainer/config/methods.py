@@ -1,6 +1,8 @@
 """Which keys each method reads, and which combinations of methods make sense. Imports without torch."""
 
-from podium.trainer.config.ppo import ActorConfig, AlgorithmConfig, PPOConfig
+from podium.trainer.config.algorithm import AlgorithmConfig
+from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.training import ActorConfig
 from podium.trainer.ppo.registry import AdvantageEstimator, unknown_name
 from podium.utils.errors import UserError
 

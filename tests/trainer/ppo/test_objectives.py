@@ -4,7 +4,7 @@ import cloudpickle
 import pytest
 import torch
 
-from podium.trainer.config.ppo import ActorConfig, CriticConfig
+from podium.trainer.config.training import ActorConfig, CriticConfig
 from podium.trainer.ppo.aggregation import Denominator
 from podium.trainer.ppo.kl import kl_penalty
 from podium.trainer.ppo.losses import LOSS_AGG_MODES, agg_loss, compute_policy_loss_vanilla

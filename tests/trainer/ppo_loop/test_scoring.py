@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from podium.protocol import DataProto
-from podium.trainer.config.ppo import OverlongBufferConfig
+from podium.trainer.config.reward import OverlongBufferConfig
 from podium.trainer.ppo.scoring import Scoring
 
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from podium.protocol import DataProto, WorkerError, WorkerGroup
-from podium.trainer.config.ppo import ActorConfig, CriticConfig
 from podium.trainer.config.shared import FSDPConfig
+from podium.trainer.config.training import ActorConfig, CriticConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from tests.models.tiny import ARCHITECTURES, ragged_batch, row_tokens, tiny_model
 from tests.workers.engine.hosts import (

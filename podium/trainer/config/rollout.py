@@ -1,0 +1,51 @@
+"""How responses are generated, and how the weights get there."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ValKwargs:
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that have this probability together."""
+    top_k: int = -1
+    """Sample from so many of the likeliest tokens; -1 keeps the whole vocabulary."""
+    n: int = 1
+    """Responses for each validation prompt; their mean and best are reported."""
+
+
+@dataclass
+class WeightSyncConfig:
+    transport: str = "auto"
+    """How weights travel from the actor to the rollout: auto | colocated."""
+    verify: str = "full"
+    """Compare checksums of what was sent with what generation uses: off | sample | full."""
+
+
+@dataclass
+class RolloutConfig:
+    name: str = "vllm"
+    """vllm | hf (plain transformers)."""
+    n: int = 1
+    """Responses for each prompt."""
+    temperature: float = 1.0
+    """Sampling temperature; training log-probs are taken at the same one."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that have this probability together."""
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    dtype: str = "float32"
+    """Precision of generation: float32 | bfloat16."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that share one copy of the rollout model."""
+    gpu_memory_utilization: float = 0.5
+    """vLLM's share of a GPU's memory."""
+    max_num_seqs: int = 256
+    """Most sequences decoded together on one rank."""
+    enforce_eager: bool = True
+    """No CUDA graphs."""
+    log_prob_micro_batch_size_per_gpu: int | None = None
+    """Sequences in one forward for old log-probs; null takes the actor's ppo_micro_batch_size_per_gpu."""
+    val_kwargs: ValKwargs = field(default_factory=ValKwargs)
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
