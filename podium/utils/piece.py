@@ -9,9 +9,9 @@ import torch
 class Piece:
     """A box of a whole tensor, as it lies in a rank's own memory.
 
-    Whole tensors are those of the Hugging Face checkpoint, under its names. A layout (Megatron's tp and pp, FSDP's rows,
-    an inference engine's fused and sharded parameters) is for each rank the list of its pieces, so any two of them can be
-    compared: what has to travel is where the boxes of one meet the boxes of the other.
+    Whole tensors are those of the Hugging Face checkpoint, under its names. A layout (Megatron's tp and pp, FSDP's
+    rows, an inference engine's fused and sharded parameters) is for each rank the list of its pieces, so any two of
+    them can be compared: what has to travel is where the boxes of one meet the boxes of the other.
     """
 
     name: str
