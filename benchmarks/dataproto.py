@@ -51,8 +51,8 @@ def objects(rows: int) -> dict[str, Any]:
     return {name: np.array(column, dtype=object) for name, column in values.items()}
 
 
-def operation(library: str, name: str, rows: int, width: int) -> Callable[[], Any]:
-    """The call to be timed, on a batch made beforehand."""
+def operation(library: str, name: str, rows: int, width: int) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What makes a batch, untimed, and the call to be timed on it."""
     import torch
 
     if library == "verl":
@@ -65,7 +65,7 @@ def operation(library: str, name: str, rows: int, width: int) -> Callable[[], An
 
     tensors, others = columns(rows, width, INTEGERS + FLOATS), objects(rows)
     if name == "construct":
-        return lambda: DataProto.from_dict(tensors, others, {"step": 1})
+        return lambda: None, lambda _: DataProto.from_dict(tensors, others, {"step": 1})
     batch = make()
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(1))
     more = DataProto.from_dict(columns(rows, width, ("values",)))
@@ -73,22 +73,23 @@ def operation(library: str, name: str, rows: int, width: int) -> Callable[[], An
         import ray
 
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        return lambda: ray.get(ray.put(batch))
+        return lambda: batch, lambda it: ray.get(ray.put(it))
 
     def copy() -> Any:  # reorder, union and pop change the batch they are called on
         return DataProto(batch.batch.clone(recurse=False), dict(batch.non_tensor_batch), dict(batch.meta_info))
 
-    return {
-        "chunk": lambda: batch.chunk(8),
-        "chunk+concat": lambda: DataProto.concat(batch.chunk(8)),
-        "repeat": lambda: batch.repeat(8, interleave=True),
-        "reorder": lambda: copy().reorder(order),
-        "union": lambda: copy().union(more),
-        "select": lambda: batch.select(batch_keys=["input_ids", "advantages"]),
-        "pop": lambda: copy().pop(batch_keys=["input_ids"], non_tensor_batch_keys=["uid"]),
-        "iterate": lambda: list(batch.make_iterator(128, 1, seed=0, dataloader_kwargs={"shuffle": True})),
-        "pickle": lambda: _round_trip(batch),
-    }[name]
+    calls: dict[str, Callable[[Any], Any]] = {
+        "chunk": lambda it: it.chunk(8),
+        "chunk+concat": lambda it: DataProto.concat(it.chunk(8)),
+        "repeat": lambda it: it.repeat(8, interleave=True),
+        "reorder": lambda it: it.reorder(order),
+        "union": lambda it: it.union(more),
+        "select": lambda it: it.select(batch_keys=["input_ids", "advantages"]),
+        "pop": lambda it: it.pop(batch_keys=["input_ids"], non_tensor_batch_keys=["uid"]),
+        "iterate": lambda it: list(it.make_iterator(128, 1, seed=0, dataloader_kwargs={"shuffle": True})),
+        "pickle": _round_trip,
+    }
+    return (copy if name in ("reorder", "union", "pop") else lambda: batch), calls[name]
 
 
 def _round_trip(batch: Any) -> Any:
@@ -99,17 +100,18 @@ def _round_trip(batch: Any) -> Any:
 
 def measure(library: str, name: str, rows: int, width: int, repeats: int) -> dict[str, float]:
     """Runs one operation in this process."""
-    call = operation(library, name, rows, width)
+    make, call = operation(library, name, rows, width)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = call()
+    result = call(make())
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     del result
     clock = time.perf_counter if name == "ray" else time.process_time  # Ray's work is in other processes, too
 
     def mean(calls: int) -> float:
+        batches = [make() for _ in range(calls)]
         start = clock()
-        for _ in range(calls):
-            call()
+        for batch in batches:
+            call(batch)
         return (clock() - start) / calls
 
     calls = min(1000, max(1, round(0.01 / mean(1))))
@@ -143,7 +145,7 @@ def empty_rpc(calls: int) -> tuple[float, float]:
         # In turn, so that what else the machine does weighs on both alike.
         rounds = [
             (round_of(group.nothing), round_of(lambda: ray.get([actor.nothing.remote() for actor in actors])))
-            for _ in range(10)
+            for _ in range(20)
         ]
         return min(ours for ours, _ in rounds[1:]), min(bare for _, bare in rounds[1:])
 

@@ -45,13 +45,15 @@ def union_tensor_dict(tensor_dict1: TensorDict | None, tensor_dict2: TensorDict 
         return _like(tensor_dict2, columns(tensor_dict2), tensor_dict2.batch_size)
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         raise ValueError(f"batch sizes {list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)} differ")
-    mine, theirs = columns(tensor_dict1), columns(tensor_dict2)
-    for key in mine.keys() & theirs.keys():
-        if not equal_tensors(mine[key], theirs[key]):
+    held, new = tensor_dict1.keys(), {}
+    for key, value in tensor_dict2.items():
+        if key not in held:
+            new[key] = value
+        elif not equal_tensors(tensor_dict1.get(key), value):
             raise ValueError(f"tensor column {key!r} is in both with different values")
-    for key, value in theirs.items():
-        if key not in mine:
-            tensor_dict1[key] = value
+    for key, value in new.items():
+        # Both batch sizes were checked when the two were made, and agree.
+        tensor_dict1._set_str(key, value, validated=True, inplace=False, non_blocking=False)
     return tensor_dict1
 
 
@@ -68,8 +70,8 @@ def union_numpy_dict(
 
 
 def _check_common(a: Mapping[str, Any], b: Mapping[str, Any], what: str) -> None:
-    for key in a.keys() & b.keys():
-        if not equal_values(a[key], b[key]):
+    for key, value in b.items():
+        if key in a and not equal_values(a[key], value):
             raise ValueError(f"{what} {key!r} is in both with different values")
 
 
