@@ -74,6 +74,25 @@ def test_position_counts_across_the_whole_tensor():
     assert len(seen) == 6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("distance", [1, 7, 8192, 16384, 65536, 3 * 65536])
+def test_a_swap_is_found_at_any_distance_in_a_large_tensor(dtype: torch.dtype, distance: int):
+    """Neighbours, a row and a chunk apart, and into what is left below the last whole row."""
+    large = torch.arange(400_001, dtype=torch.int32).view(torch.float32).to(dtype)
+    first = torch.randint(0, len(large) - distance, (5,), generator=torch.Generator().manual_seed(distance))
+    for i in [*first.tolist(), len(large) - distance - 1]:
+        swapped = large.clone()
+        swapped[i], swapped[i + distance] = 1.0, 2.0
+        other = large.clone()
+        other[i], other[i + distance] = 2.0, 1.0
+        assert tensor_checksum(swapped) != tensor_checksum(other)
+
+
+def test_a_view_that_starts_between_words_gives_what_its_copy_gives():
+    whole = torch.randn(200_000).bfloat16()
+    assert tensor_checksum(whole[3:]) == tensor_checksum(whole[3:].clone())
+
+
 def test_signs_and_nans_are_bits():
     zero, minus = torch.tensor([0.0]), torch.tensor([-0.0])
     assert tensor_checksum(zero) != tensor_checksum(minus)
