@@ -20,6 +20,7 @@ from podium.protocol.dispatch import (
     Execute,
     PerRank,
     make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_dispatch_fn,
     register,
     register_dispatch_mode,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "list_of_dict_to_dict_of_list",
     "make_backend",
     "make_nd_compute_dataproto_dispatch_fn",
+    "make_nd_compute_dispatch_fn",
     "merge_resource_pool",
     "pad_dataproto_to_divisor",
     "register",

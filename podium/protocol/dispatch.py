@@ -206,6 +206,22 @@ def make_nd_compute_dataproto_dispatch_fn(mesh: str) -> DispatchMode:
     ``mesh`` is the name under which each worker called ``register_mesh(mesh, dp_rank, is_collect)``.
     """
 
+    def collect(group: Any, outputs: list[Any]) -> Any:
+        return collect_data_proto(group, [outputs[rank] for rank in _mesh(group, mesh)[1]])
+
+    return DispatchMode(f"nd_{mesh}", _mesh_dispatch(mesh), collect, _mesh_answers(mesh), gives_data_proto=True)
+
+
+def make_nd_compute_dispatch_fn(mesh: str) -> DispatchMode:
+    """As `make_nd_compute_dataproto_dispatch_fn`; the answers may be anything, and the result lists one a shard."""
+
+    def collect(group: Any, outputs: list[Any]) -> list[Any]:
+        return [outputs[rank] for rank in _mesh(group, mesh)[1]]
+
+    return DispatchMode(f"nd_{mesh}_list", _mesh_dispatch(mesh), collect, _mesh_answers(mesh))
+
+
+def _mesh_dispatch(mesh: str) -> Callable[..., Dispatched]:
     def dispatch(group: Any, *args: Any, **kwargs: Any) -> Dispatched:
         shard_of, answers = _mesh(group, mesh)
         _same_length(args, kwargs)
@@ -216,10 +232,11 @@ def make_nd_compute_dataproto_dispatch_fn(mesh: str) -> DispatchMode:
 
         return _each(group, one, args, kwargs)
 
-    def collect(group: Any, outputs: list[Any]) -> Any:
-        return collect_data_proto(group, [outputs[rank] for rank in _mesh(group, mesh)[1]])
+    return dispatch
 
-    return DispatchMode(f"nd_{mesh}", dispatch, collect, lambda group: _mesh(group, mesh)[1], gives_data_proto=True)
+
+def _mesh_answers(mesh: str) -> Callable[[Any], Sequence[int]]:
+    return lambda group: _mesh(group, mesh)[1]
 
 
 MEGATRON_MESH, MEGATRON_PP_AS_DP_MESH = "megatron", "megatron_pp_as_dp"

@@ -1,18 +1,15 @@
 """The actor: the policy that is trained."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from podium.models.hf import load_pretrained
 from podium.protocol import DataProto, Dispatch, register
 from podium.workers.engine.base import LossFn
-from podium.workers.engine.forward import forward_log_probs
+from podium.workers.engine.spec import LogProbs, ModelSpec
 from podium.workers.rollout.worker import RolloutWorker
-from podium.workers.training import TrainedRole, tensors_of
+from podium.workers.training import ENGINE_COMPUTE_METRIC, ENGINE_COMPUTE_PROTO, TrainedRole, tensors_of
 from podium.workers.weight_sync.colocated import sync_colocated
 
 
@@ -24,7 +21,7 @@ class ActorWorker(TrainedRole):
         temperature: of sampling; log-probs are taken there.
         entropy_grad: the objective differentiates the entropy.
         sum_pi_squared: `compute_log_prob` gives the sum of squared probabilities too.
-        infer_rows: sequences on this rank in one forward without gradients.
+        infer_rows: sequences in one forward without gradients.
         config, objective, schedule: as for `TrainedRole`.
     """
 
@@ -42,24 +39,16 @@ class ActorWorker(TrainedRole):
     ):
         super().__init__(config, objective, **schedule)
         self._model, self._infer_rows = model, infer_rows
-        self._forward = partial(
-            forward_log_probs, temperature=temperature, entropy_grad=entropy_grad, sum_pi_squared=sum_pi_squared
-        )
+        self._outputs = LogProbs(temperature, entropy_grad, sum_pi_squared)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the model and lays it out over the ranks."""
-        dtype = getattr(torch, self._config.fsdp_config.model_dtype)
-        module = load_pretrained(
-            AutoModelForCausalLM,
-            self._model.path,
-            dtype,
-            gradient_checkpointing=self._model.enable_gradient_checkpointing,
-            trust_remote_code=self._model.trust_remote_code,
-        )
-        self._start(module, self._forward)
+        model = self._model
+        recompute = model.enable_gradient_checkpointing
+        self._start_training(ModelSpec(model.path, self._outputs, model.trust_remote_code, recompute))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=ENGINE_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` and ``entropys`` (B, R) of the responses under the policy as it is.
 
@@ -69,7 +58,7 @@ class ActorWorker(TrainedRole):
         names = {"log_probs": "old_log_probs", "entropy": "entropys"}
         return DataProto.from_dict({names.get(name, name): values for name, values in outputs.items()})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=ENGINE_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> list[dict[str, float]]:
         """Trains on the batch; returns the metrics of each optimizer step, the same on every rank."""
         return self._update(data)

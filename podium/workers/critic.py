@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import torch
-
-from podium.models.value_head import load_value_model
 from podium.protocol import DataProto, Dispatch, register
 from podium.workers.engine.base import LossFn
-from podium.workers.engine.forward import forward_values
-from podium.workers.training import TrainedRole, tensors_of
+from podium.workers.engine.spec import ModelSpec, Values
+from podium.workers.training import ENGINE_COMPUTE_METRIC, ENGINE_COMPUTE_PROTO, TrainedRole, tensors_of
 
 
 class CriticWorker(TrainedRole):
@@ -26,20 +23,16 @@ class CriticWorker(TrainedRole):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the backbone, puts a value head on it, and lays both out over the ranks."""
-        module = load_value_model(
-            self._model_path,
-            getattr(torch, self._config.fsdp_config.model_dtype),
-            gradient_checkpointing=self._config.model.enable_gradient_checkpointing,
-            trust_remote_code=self._config.model.trust_remote_code,
-        )
-        self._start(module, forward_values)
+        model = self._config.model
+        recompute = model.enable_gradient_checkpointing
+        self._start_training(ModelSpec(self._model_path, Values(), model.trust_remote_code, recompute))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=ENGINE_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """``values`` (B, R): position t holds the value of the state in which response token t is chosen."""
         return DataProto.from_dict(self._engine.infer(tensors_of(data), self._micro_batch_rows))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=ENGINE_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> list[dict[str, float]]:
         """Trains on the batch; returns the metrics of each optimizer step, the same on every rank."""
         return self._update(data)

@@ -2,31 +2,26 @@
 
 from typing import Any
 
-import torch
+from podium.protocol import (
+    DISPATCH_VALID,
+    DataProto,
+    Dispatch,
+    Worker,
+    make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_dispatch_fn,
+    register,
+)
+from podium.workers.engine.base import LossFn, Tensors
+from podium.workers.engine.build import build_engine
+from podium.workers.engine.spec import ModelSpec, Training
 
-from podium.protocol import DISPATCH_VALID, DataProto, Dispatch, Worker, register
-from podium.utils.errors import UserError
-from podium.workers.engine.base import LossFn, Tensors, TrainEngine
-from podium.workers.engine.fsdp import Forward, FSDPEngine
+ENGINE_MESH = "engine"
+"""The mesh of a role's data-parallel shards, as its engine laid them out."""
 
-
-def build_engine(
-    strategy: str,
-    module: torch.nn.Module,
-    forward: Forward,
-    fsdp_config: Any,
-    optim_config: Any | None = None,
-    total_steps: int = 1,
-    grad_clip: float = 1.0,
-) -> TrainEngine:
-    """The engine that the configuration's ``strategy`` names.
-
-    Raises:
-        UserError: there is no such engine.
-    """
-    if strategy != "fsdp":
-        raise UserError(f"strategy={strategy}: the only training engine is fsdp")
-    return FSDPEngine(module, forward, fsdp_config, optim_config, total_steps, grad_clip)
+ENGINE_COMPUTE_PROTO = make_nd_compute_dataproto_dispatch_fn(ENGINE_MESH)
+"""A batch is sharded over the engine's data-parallel ranks; their answers are concatenated."""
+ENGINE_COMPUTE_METRIC = make_nd_compute_dispatch_fn(ENGINE_MESH)
+"""The same; the answers are a list, one for each shard."""
 
 
 def tensors_of(data: DataProto) -> Tensors:
@@ -39,13 +34,23 @@ def tensors_of(data: DataProto) -> Tensors:
     return tensors
 
 
-class TrainedRole(Worker):
+class EngineRole(Worker):
+    """A role that computes with a training engine, whichever it is."""
+
+    def _start(self, strategy: str, config: Any, model: ModelSpec, training: Training | None = None) -> None:
+        """Builds the engine and takes its place among the data-parallel shards."""
+        self._engine = build_engine(strategy, config, model, training)
+        placement = self._engine.placement
+        self.register_mesh(ENGINE_MESH, placement.dp_rank, placement.answers)
+
+
+class TrainedRole(EngineRole):
     """A role with a model that it trains: the actor and the critic, up to what they compute.
 
     Args:
-        config: has ``strategy``, ``optim``, ``fsdp_config``, ``grad_clip``.
+        config: has ``strategy``, the section of that engine, ``optim``, ``grad_clip``.
         objective: the loss to minimise; the algorithm's, so that the role knows none.
-        mini_batch_rows: sequences on this rank in one optimizer step.
+        mini_batch_rows: sequences of one data-parallel shard in one optimizer step.
         micro_batch_rows: sequences in one forward and backward.
         epochs: passes over each batch.
         total_steps: optimizer steps of the run.
@@ -66,12 +71,10 @@ class TrainedRole(Worker):
         self._mini_batch_rows, self._micro_batch_rows = mini_batch_rows, micro_batch_rows
         self._epochs, self._total_steps = epochs, total_steps
 
-    def _start(self, module: torch.nn.Module, forward: Forward) -> None:
-        """Lays the model out over the ranks."""
+    def _start_training(self, model: ModelSpec) -> None:
+        """Lays the model out over the ranks, with an optimizer."""
         config = self._config
-        self._engine = build_engine(
-            config.strategy, module, forward, config.fsdp_config, config.optim, self._total_steps, config.grad_clip
-        )
+        self._start(config.strategy, config, model, Training(config.optim, self._total_steps, config.grad_clip))
 
     def _update(self, data: DataProto) -> list[dict[str, float]]:
         """One optimizer step for each mini-batch of each epoch, in the batch's order; the metrics of each step."""

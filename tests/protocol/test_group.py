@@ -165,6 +165,7 @@ def test_meshes(four):
         out = group.megatron(batch(rows), [1, 2])
         assert out.batch["x"].tolist() == list(range(1, rows + 1))
         assert out.batch["rank"].tolist() == [1, 1, 3, 3][:rows]
+    assert group.sum_over_tp(batch(4), [1, 2]) == [(0, 3.0), (2, 7.0)]
     out = group.pp_as_dp(batch(4), every=np.zeros(4)).get()
     assert out.batch["rank"].tolist() == [0, 1, 2, 3]
     with pytest.raises(UserError, match="nowhere"):

@@ -8,7 +8,7 @@ import time
 import torch
 
 from podium.protocol import DataProto, DataProtoFuture, Dispatch, Execute, Worker, register
-from podium.protocol.dispatch import make_nd_compute_dataproto_dispatch_fn
+from podium.protocol.dispatch import make_nd_compute_dataproto_dispatch_fn, make_nd_compute_dispatch_fn
 from podium.utils.errors import UserError
 
 ENV_AT_IMPORT = os.environ.get("PODIUM_TEST_ENV")
@@ -174,6 +174,10 @@ class Mesh(Worker):
     @register(make_nd_compute_dataproto_dispatch_fn("tp2"))
     def over_tp(self, data: DataProto, every) -> DataProto:
         return self._mark(data, every)
+
+    @register(make_nd_compute_dispatch_fn("tp2"))
+    def sum_over_tp(self, data: DataProto, every) -> tuple[int, float]:
+        return self.rank, float(data.batch["x"].sum())
 
     @register(Dispatch.MEGATRON_COMPUTE_PROTO)
     def megatron(self, data: DataProto, every) -> DataProto:

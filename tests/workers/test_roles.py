@@ -18,8 +18,8 @@ from podium.protocol import (
     create_colocated_worker_cls,
 )
 from podium.trainer.config.rollout import RolloutConfig
-from podium.trainer.config.shared import FSDPConfig, ModelConfig, OptimConfig
-from podium.trainer.config.training import ActorConfig, CriticConfig
+from podium.trainer.config.shared import ModelConfig, OptimConfig
+from podium.trainer.config.training import ActorConfig, CriticConfig, RefConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from podium.utils.errors import UserError
 from podium.workers.actor import ActorWorker
@@ -60,7 +60,7 @@ def roles(path: str, rollout: str, ranks: int, *, mini_rows: int = 8) -> dict[st
             **rows,
         ),
         "critic": ClassWithInitArgs(CriticWorker, path, critic, ValueObjective(critic), **rows),
-        "ref": ClassWithInitArgs(ReferenceWorker, model, "fsdp", FSDPConfig(), temperature=TEMPERATURE, infer_rows=4),
+        "ref": ClassWithInitArgs(ReferenceWorker, model, "fsdp", RefConfig(), temperature=TEMPERATURE, infer_rows=4),
         "rollout": ClassWithInitArgs(
             RolloutWorker,
             path,

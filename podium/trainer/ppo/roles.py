@@ -88,7 +88,7 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
             ReferenceWorker,
             actor_rollout_ref.model,
             actor.strategy,
-            actor_rollout_ref.ref.fsdp_config,
+            actor_rollout_ref.ref,
             temperature=rollout.temperature,
             infer_rows=plan.ref_micro_rows,
         )

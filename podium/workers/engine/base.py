@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ class NonFiniteError(RuntimeError):
     """A loss or gradient is NaN or infinite: no update was made."""
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Which part of a batch a rank works on."""
+
+    dp_rank: int
+    """Number of its shard; ranks that split one copy of the model (tp, pp, cp) share a shard."""
+    answers: bool
+    """Whether its results are the ones that count: one rank of each shard."""
+
+
 class TrainEngine(ABC):
     """A model with an optimizer, laid out over the ranks of a world.
 
@@ -30,9 +41,14 @@ class TrainEngine(ABC):
     a value model.
     """
 
+    @property
+    @abstractmethod
+    def placement(self) -> Placement:
+        """This rank's place among the data-parallel shards."""
+
     @abstractmethod
     def infer(self, batch: Tensors, micro_batch_size: int) -> Tensors:
-        """Outputs for each row, without gradients. Padded positions are 0."""
+        """Outputs for each row of the shard, without gradients, on the CPU. Padded positions are 0."""
 
     @abstractmethod
     def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:

@@ -14,7 +14,15 @@ from torch.distributed.tensor import DTensor
 from podium.models.hf import disable_dropout, transformer_blocks, write_hf
 from podium.utils.device import device, init_distributed
 from podium.utils.torch_functional import Denominator
-from podium.workers.engine.base import LossFn, NonFiniteError, Tensors, TrainEngine, accumulate, reduce_metrics
+from podium.workers.engine.base import (
+    LossFn,
+    NonFiniteError,
+    Placement,
+    Tensors,
+    TrainEngine,
+    accumulate,
+    reduce_metrics,
+)
 from podium.workers.engine.optim import build_optimizer, build_scheduler
 
 Forward = Callable[[torch.nn.Module, Tensors], Tensors]
@@ -62,6 +70,10 @@ class FSDPEngine(TrainEngine):
             fully_shard(block, **options)
         fully_shard(module, **options)
         return module.to(device())
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(torch.distributed.get_rank(), answers=True)
 
     @property
     def _dp_size(self) -> int:

@@ -1,0 +1,44 @@
+"""What a role asks of its engine, in words that every engine understands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """The outputs of a language model: ``log_probs`` and ``entropy``, at the sampling temperature."""
+
+    temperature: float = 1.0
+    entropy_grad: bool = False
+    """The loss differentiates the entropy."""
+    sum_pi_squared: bool = False
+    """Without gradients, give the sum of squared probabilities too."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The output of a value model, a backbone with one scalar a token: ``values``."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The model to lay out."""
+
+    path: str
+    """Hugging Face directory, or cached hub name; of the backbone for `Values`."""
+    outputs: LogProbs | Values
+    trust_remote_code: bool = False
+    recompute: bool = False
+    """Recompute activations in backward."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the model is trained; a model without is frozen."""
+
+    optim: Any
+    """Has the fields of `OptimConfig`."""
+    total_steps: int
+    """Optimizer steps of the whole run, for the schedule."""
+    grad_clip: float
+    """Largest global gradient norm."""
