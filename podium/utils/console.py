@@ -13,7 +13,8 @@ from rich.text import Text
 _SHOWN = (
     ("reward", ("critic/score/mean", "critic/rewards/mean")),
     ("loss", ("train/loss",)),
-    ("kl", ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")),
+    ("kl_ref", ("actor/reward_kl_penalty", "actor/kl_loss")),
+    ("kl_old", ("actor/ppo_kl",)),
     ("length", ("response_length/mean",)),
     ("step_s", ("perf/time_per_step",)),
 )

@@ -42,6 +42,23 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, *, key: str = "mo
     return tokenizer
 
 
+def stop_token_ids(path: str, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's, and those of the model's generation_config.json.
+
+    Chat models often end a turn with another token than the one that ends a document; their generation config names
+    both.
+    """
+    from transformers import GenerationConfig
+
+    path, local_files_only = resolve_model(path)
+    try:
+        named = GenerationConfig.from_pretrained(path, local_files_only=local_files_only).eos_token_id
+    except OSError:  # the file is optional
+        named = None
+    ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [] if named is None else [named])]
+    return tuple(dict.fromkeys(ids))
+
+
 def resolve_model(path: str, *, key: str = "model.path") -> tuple[str, bool]:
     """Decides at once where a model comes from: ``(path, local_files_only)`` for ``from_pretrained``.
 

@@ -29,9 +29,9 @@ def test_plain_lines_are_one_a_step_and_aligned():
     log.log(100, metrics(0.123456, gen=100.0))
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("step   1/100  reward     0.25  kl 0.001235  length        7")
+    assert lines[0].startswith("step   1/100  reward     0.25  kl_old 0.001235  length        7")
     assert [len(line) for line in lines] == [len(lines[0])] * 2
-    for word in ("reward", "kl", "length", "gen", "update_actor"):
+    for word in ("reward", "kl_old", "length", "gen", "update_actor"):
         assert lines[0].index(word) == lines[1].index(word)
     assert "\x1b" not in out.getvalue()
 

@@ -4,10 +4,11 @@ import sys
 import time
 
 import pytest
+from transformers import GenerationConfig
 
 from podium.utils import tokenizer as module
 from podium.utils.errors import UserError
-from podium.utils.tokenizer import load_tokenizer, resolve_model
+from podium.utils.tokenizer import load_tokenizer, resolve_model, stop_token_ids
 from tests.utils.small_tokenizers import char_tokenizer
 
 
@@ -30,6 +31,14 @@ def test_no_end_of_sequence_is_refused(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="end-of-sequence"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(("named", "expected"), [(None, (1,)), (1, (1,)), ([5, 1], (1, 5)), (7, (1, 7))])
+def test_what_ends_a_response_is_the_tokenizers_and_the_generation_configs(tmp_path, named, expected):
+    char_tokenizer().save_pretrained(tmp_path)
+    if named is not None:
+        GenerationConfig(eos_token_id=named).save_pretrained(tmp_path)
+    assert stop_token_ids(str(tmp_path), load_tokenizer(str(tmp_path))) == expected
 
 
 @pytest.mark.parametrize("path", ["/no/such/dir", "./no/such", "no/such/dir", "~/no-such-dir", "missing/"])

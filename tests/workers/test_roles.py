@@ -68,7 +68,7 @@ def roles(path: str, rollout: str, ranks: int, *, mini_rows: int = 8) -> dict[st
             max_prompt_length=P,
             max_response_length=R,
             pad_token_id=PAD,
-            eos_token_id=EOS,
+            stop_token_ids=(EOS,),
         ),
     }
 

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import sys
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,35 +16,41 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from podium.trainer.config.files import read_settings, split_files
+from podium.trainer.config.verl_keys import instead_of
 from podium.utils.errors import UserError
 
 T = TypeVar("T")
 
 
-def load_config(cls: type[T], overrides: list[str]) -> tuple[T, set[str]]:
-    """Builds `cls` from its defaults and Hydra-style overrides (``a.b=1``, ``a.c=[x,y]``, ``a.d=null``).
+def load_config(cls: type[T], overrides: list[str], files: Sequence[str] = ()) -> tuple[T, set[str]]:
+    """Builds `cls` from its defaults, then `files` (YAML or JSON), then overrides.
+
+    Overrides are Hydra's: ``a.b=1``, ``a.c=[x,y]``, ``a.d=null``.
 
     Returns:
-        The configuration, and the keys that the overrides set.
+        The configuration, and the keys that were set: by an override, or by a file to something else than the default
+        (the config.json of a run names every key).
 
     Raises:
         UserError: syntax, an unknown key (with the nearest one named), or a value of the wrong type.
     """
     config = OmegaConf.structured(cls)
     known = {key: kind for key, kind, _, _ in walk(cls)}
+    defaults = {key: default for key, _, default, _ in walk(cls)}
     explicit = set()
-    for text in overrides:
-        key, value = _parse(text)
-        explicit.add(key)
+    from_files = [setting for file in files for setting in read_settings(file, known)]
+    for text, key, value in [*from_files, *((text, *_parse(text)) for text in overrides)]:
+        if text in overrides or defaults.get(key) != value:
+            explicit.add(key)
         if key not in known and not _inside_free_form(key, known):
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4) or _same_leaf(key, known)
-            hint = f"did you mean {near[0]}?" if near else "--help lists all keys"
-            raise UserError(f"{text}: there is no key '{key}'; {hint}")
+            raise UserError(f"{text}: there is no key '{key}'; {_hint(key, known)}")
+        if known.get(key) == list[str] and isinstance(value, str):
+            value = [value]  # a list of one
         try:
             OmegaConf.update(config, key, value, force_add=_inside_free_form(key, known))
-        except OmegaConfBaseException as error:
-            expected = getattr(known.get(key), "__name__", str(known.get(key)))
-            raise UserError(f"{text}: {key} takes {expected}, got {value!r} ({str(error).splitlines()[0]})") from None
+        except OmegaConfBaseException:
+            raise UserError(f"{text}: {key} takes {_in_words(known.get(key))}, got {value!r}") from None
     try:
         return typing.cast(T, OmegaConf.to_object(config)), explicit
     except OmegaConfBaseException as error:  # a ${...} that leads nowhere
@@ -64,6 +71,18 @@ def _parse(text: str) -> tuple[str, Any]:
     raw = text.partition("=")[2].strip()
     # Hydra takes the band 0.5_2 for the number 0.52. Where a number is wanted, the key's type makes it one again.
     return key, raw if isinstance(value, int | float) and "_" in raw else value
+
+
+def _hint(key: str, known: dict[str, Any]) -> str:
+    instead = instead_of(key)
+    if instead is not None:
+        return instead
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4) or _same_leaf(key, known)
+    return f"did you mean {near[0]}?" if near else "--help lists all keys"
+
+
+def _in_words(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
 
 
 def _inside_free_form(key: str, known: dict[str, Any]) -> bool:
@@ -109,7 +128,7 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 def help_text(cls: type, usage: str) -> str:
     """Every key with its default and meaning."""
-    lines = [f"usage: {usage} key=value ...", ""]
+    lines = [f"usage: {usage} [--config FILE] [--print-config] key=value ...", ""]
     for key, _, default, doc in walk(cls):
         lines.append(f"  {key}={'null' if default is None else default}")
         lines.append(f"      {doc}")
@@ -117,12 +136,13 @@ def help_text(cls: type, usage: str) -> str:
 
 
 def parse_command_line(cls: type[T], usage: str, argv: list[str] | None = None) -> tuple[T, set[str]]:
-    """`load_config` for a `main`: answers ``--help`` and ``--print-config`` itself."""
+    """`load_config` for a `main`: answers ``--help``, ``--print-config`` and ``--config FILE`` itself."""
     argv = sys.argv[1:] if argv is None else argv
     if any(a in ("-h", "--help") for a in argv):
         print(help_text(cls, usage))
         raise SystemExit(0)
-    config, explicit = load_config(cls, [a for a in argv if a != "--print-config"])
+    overrides, files = split_files([a for a in argv if a != "--print-config"])
+    config, explicit = load_config(cls, overrides, files)
     if "--print-config" in argv:
         print(OmegaConf.to_yaml(OmegaConf.structured(config)), end="")
         raise SystemExit(0)

@@ -9,6 +9,7 @@ from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from podium.trainer.ppo.plan import Plan
 from podium.utils.errors import UserError
+from podium.utils.tokenizer import stop_token_ids
 from podium.workers.actor import ActorWorker
 from podium.workers.critic import CriticWorker
 from podium.workers.reference import ReferenceWorker
@@ -99,7 +100,7 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
         max_prompt_length=data.max_prompt_length,
         max_response_length=data.max_response_length,
         pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        stop_token_ids=stop_token_ids(actor_rollout_ref.model.path, tokenizer),
         seed=config.trainer.seed,
         trust_remote_code=actor_rollout_ref.model.trust_remote_code,
     )

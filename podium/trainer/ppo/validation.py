@@ -81,10 +81,17 @@ class Validator:
         masks = batch.batch["response_mask"].bool()
         return [
             [
-                batch.non_tensor_batch["raw_prompt"][row],
+                _as_text(batch.non_tensor_batch["raw_prompt"][row]),
                 self._tokenizer.decode(batch.batch["responses"][row][masks[row]]),
                 (batch.non_tensor_batch["reward_model"][row] or {}).get("ground_truth"),
                 float(f"{scores[row]:.7g}"),  # a float32 has no more digits
             ]
             for row in range(count)
         ]
+
+
+def _as_text(prompt: Any) -> str:
+    """A prompt for a table: a chat one line a turn."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)

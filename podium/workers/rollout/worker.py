@@ -17,7 +17,8 @@ class RolloutWorker(Worker):
         model_path: Hugging Face directory of the policy.
         config: has ``name``, ``dtype``, ``max_num_seqs``, ``gpu_memory_utilization``, ``enforce_eager``.
         max_prompt_length, max_response_length: tokens.
-        pad_token_id, eos_token_id: of the tokenizer.
+        pad_token_id: fills what a response leaves free.
+        stop_token_ids: each ends a response, and belongs to it.
         seed: of the engine.
     """
 
@@ -29,14 +30,14 @@ class RolloutWorker(Worker):
         max_prompt_length: int,
         max_response_length: int,
         pad_token_id: int,
-        eos_token_id: int,
+        stop_token_ids: tuple[int, ...],
         seed: int = 0,
         trust_remote_code: bool = False,
     ):
         super().__init__()
         self._model_path, self._config = model_path, config
         self._max_prompt_length, self._max_response_length = max_prompt_length, max_response_length
-        self._pad, self._eos = pad_token_id, eos_token_id
+        self._pad, self._stop = pad_token_id, stop_token_ids
         self._seed, self._trust_remote_code = seed, trust_remote_code
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -81,7 +82,7 @@ class RolloutWorker(Worker):
 
         Returns:
             ``responses``, ``response_mask``, ``rollout_log_probs`` (B, R), ``input_ids``, ``attention_mask``,
-            ``position_ids`` (B, P + R).
+            ``position_ids`` (B, P + R); ``meta_info["eos_token_id"]``, the tokens that end a response.
 
         Raises:
             StaleWeightsError: the engine holds older weights.
@@ -96,7 +97,7 @@ class RolloutWorker(Worker):
                 SamplingParams(
                     max_tokens=self._max_response_length,
                     seed=int(seed),
-                    stop_token_ids=(self._eos,),
+                    stop_token_ids=self._stop,
                     **data.meta_info["sampling"],
                 ),
             )
@@ -124,5 +125,6 @@ class RolloutWorker(Worker):
                 "input_ids": torch.cat([prompts, responses], dim=1),
                 "attention_mask": attention_mask,
                 "position_ids": (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0),
-            }
+            },
+            meta_info={"eos_token_id": list(self._stop)},
         )

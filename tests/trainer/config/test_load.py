@@ -1,5 +1,8 @@
 """From command lines to typed configurations."""
 
+import dataclasses
+import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -27,7 +30,7 @@ def test_every_field_has_a_docstring(cls):
 def test_help_names_every_key_with_its_default_and_meaning(cls):
     text = help_text(cls, "python3 -m x")
     lines = text.splitlines()
-    assert lines[0] == "usage: python3 -m x key=value ..."
+    assert lines[0] == "usage: python3 -m x [--config FILE] [--print-config] key=value ..."
     for key, _, default, doc in walk(cls):
         at = lines.index(f"  {key}={'null' if default is None else default}")
         assert lines[at + 1].strip() == doc
@@ -80,6 +83,53 @@ def test_the_last_of_two_wins():
     assert load("trainer.seed=1", "trainer.seed=2").trainer.seed == 2
 
 
+def test_one_string_is_a_list_of_one():
+    assert load("trainer.logger=wandb").trainer.logger == ["wandb"]
+
+
+def test_files_come_before_the_command_line(tmp_path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("data: {seed: 7, train_files: [x.parquet]}\nactor_rollout_ref.actor.optim.lr: 1e-5\n")
+    second.write_text("data:\n  seed: 8\ncustom_reward_function: {reward_kwargs: {weights: {a: 1}}}\n")
+    argv = ["--config", str(first), f"--config={second}", "data.shuffle=true", "data.train_batch_size=4"]
+    config, explicit = parse_command_line(PPOConfig, "python3 -m y", argv)
+    assert (config.data.seed, config.data.train_batch_size, config.data.train_files) == (8, 4, ["x.parquet"])
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-5
+    assert config.custom_reward_function.reward_kwargs == {"weights": {"a": 1}}
+    assert {"data.seed", "data.shuffle", "data.train_batch_size", "actor_rollout_ref.actor.optim.lr"} <= explicit
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_config_of_a_run_repeats_it(cls, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(dataclasses.asdict(load_config(cls, ["data.seed=5"])[0])))
+    config, explicit = load_config(cls, [], [str(file)])
+    assert config == load_config(cls, ["data.seed=5"])[0] and explicit == {"data.seed"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {sed: 1}", "f.yaml: data.sed=1: there is no key 'data.sed'; did you mean data.seed?"),
+        ("data: 5", "f.yaml: data=5: there is no key 'data'"),
+        ("[1, 2]", "f.yaml: expected a mapping of keys, got list"),
+        ("a: [", "f.yaml: neither YAML nor JSON"),
+        ("data: {seed: x}", "data.seed takes int, got 'x'"),
+    ],
+)
+def test_files_that_are_refused(text, message, tmp_path):
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config(PPOConfig, [], [str(tmp_path / "f.yaml")])
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(UserError, match=r"--config nowhere\.yaml: No such file"):
+        load_config(PPOConfig, [], ["nowhere.yaml"])
+    with pytest.raises(UserError, match="--config needs a file"):
+        parse_command_line(PPOConfig, "python3 -m y", ["data.seed=1", "--config"])
+
+
 def test_roles_do_not_share_their_pieces():
     config = load("critic.optim.lr=1")
     assert config.actor_rollout_ref.actor.optim.lr == 1e-6
@@ -110,7 +160,9 @@ REFUSED = {
     "data.train_batch_size=1.5": "takes int, got 1.5",
     "data.train_batch_size=null": "takes int, got None",
     "data.shuffle=maybe": "takes bool, got 'maybe'",
-    "trainer.logger=console": "takes list",
+    "trainer.logger=5": r"trainer.logger takes list\[str\], got 5$",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True": "not needed: batches are cut by ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.multi_turn.enable=true": "not offered",
     "data.val_batch_size=x": "data.val_batch_size takes int",
     "data.train_files": "not of the form key=value",
     "=4": "there is no key ''",
@@ -175,7 +227,7 @@ def test_the_default_shown_is_the_one_in_force():
 def test_help_and_print_config_answer_and_end(capsys):
     with pytest.raises(SystemExit) as end:
         parse_command_line(PPOConfig, "python3 -m y", ["data.seed=5", "--help"])
-    assert end.value.code == 0 and capsys.readouterr().out.startswith("usage: python3 -m y key=value")
+    assert end.value.code == 0 and capsys.readouterr().out.startswith("usage: python3 -m y [--config FILE]")
     with pytest.raises(SystemExit) as end:
         parse_command_line(PPOConfig, "python3 -m y", ["data.seed=5", "--print-config"])
     assert end.value.code == 0 and "\n  seed: 5\n" in capsys.readouterr().out
