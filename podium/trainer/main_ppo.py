@@ -22,13 +22,13 @@ def train(config: PPOConfig) -> dict[str, float]:
         UserError: bad input; before any worker is started wherever it can be known there.
     """
     # Heavy imports only now: a mistyped key is told without waiting for torch.
+    from podium.trainer.chat import load_chat_tokenizer
     from podium.trainer.launch import resolve_device, worker_groups
     from podium.trainer.plugins import load_plugins
     from podium.trainer.ppo.plan import make_plan
     from podium.trainer.ppo.preflight import check_reward_keys, check_rollout_correction
-    from podium.trainer.ppo.roles import build_roles, check_models
+    from podium.trainer.ppo.roles import build_roles, check_models, check_reward_tokenizer
     from podium.utils.dataset import EpochLoader
-    from podium.utils.tokenizer import load_tokenizer
     from podium.utils.tracking import Tracking, check_loggers, make_run_dir
     from podium.workers.reward.functions import load_reward_function
     from podium.workers.reward.manager import RewardManager
@@ -38,18 +38,24 @@ def train(config: PPOConfig) -> dict[str, float]:
     check_rollout_correction(config)
     device = resolve_device(config.trainer.device)
     check_models(config, device)
-    tokenizer = load_tokenizer(
-        config.actor_rollout_ref.model.path, config.data.trust_remote_code, key="actor_rollout_ref.model.path"
+    tokenizer = load_chat_tokenizer(
+        config.actor_rollout_ref.model.path,
+        config.data,
+        config.data.trust_remote_code,
+        "actor_rollout_ref.model.path",
     )
+    if config.reward_model.enable:
+        check_reward_tokenizer(config.reward_model.model, tokenizer)
     train_set = _dataset(config, tokenizer, "train_files")
     val_set = _dataset(config, tokenizer, "val_files") if config.data.val_files else None
     if val_set is None and (config.trainer.val_before_train or config.trainer.val_only or config.trainer.test_freq > 0):
         raise UserError("data.val_files is not set: give it, or set trainer.val_before_train=false and no test_freq")
     plan = make_plan(config, len(train_set))
     roles = build_roles(config, plan, tokenizer)
-    function = config.custom_reward_function
-    reward = RewardManager(load_reward_function(function.path, function.name, function.reward_kwargs), tokenizer)
-    check_reward_keys(config, reward.check(train_set[0]).extra)
+    function, reward = config.custom_reward_function, None
+    if function.path is not None or not config.reward_model.enable:
+        reward = RewardManager(load_reward_function(function.path, function.name, function.reward_kwargs), tokenizer)
+    check_reward_keys(config, reward.check(train_set[0]).extra if reward is not None else ())
     make_run_dir(config.trainer.default_local_dir)
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
     print(plan.describe(config), flush=True)
@@ -69,12 +75,14 @@ def train(config: PPOConfig) -> dict[str, float]:
             try:
                 validation = trainer.fit()
             finally:
-                reward.close()
+                if reward is not None:
+                    reward.close()
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)
     return validation
 
 
 def _dataset(config: PPOConfig, tokenizer: Any, which: str) -> Any:
+    from podium.trainer.chat import chat_options
     from podium.utils.dataset import PromptDataset
 
     data = config.data
@@ -85,6 +93,7 @@ def _dataset(config: PPOConfig, tokenizer: Any, which: str) -> Any:
         max_prompt_length=data.max_prompt_length,
         truncation=data.truncation,
         filter_overlong_prompts=data.filter_overlong_prompts,
+        chat=chat_options(data),
         key=f"data.{which}",
     )
 
@@ -101,6 +110,7 @@ def _trainer(
     tracking: Any,
 ) -> Any:
     from podium.trainer.ppo.dynamic_sampling import DynamicSampling
+    from podium.trainer.ppo.model_reward import ModelReward
     from podium.trainer.ppo.scoring import Scoring
     from podium.trainer.ppo.source import RolloutSource, SyncSource
     from podium.trainer.ppo.trainer import PPOTrainer
@@ -108,12 +118,13 @@ def _trainer(
     from podium.utils.timing import PhaseTimer
 
     timer = PhaseTimer()
-    rollout = config.actor_rollout_ref.rollout
+    rollout, scores = config.actor_rollout_ref.rollout, config.reward_model
+    model = ModelReward(groups["reward_model"], scores) if plan.use_reward_model else None
     source: RolloutSource = SyncSource(
         train_set,
         loader,
         groups["rollout"],
-        Scoring(reward, config.reward_model.overlong_buffer, config.data.max_response_length),
+        Scoring(reward, scores.overlong_buffer, config.data.max_response_length, model, scores.function_weight),
         timer,
         n=rollout.n,
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k},
@@ -126,7 +137,7 @@ def _trainer(
     if groups_filter.enable:
         prompts = config.data.train_batch_size
         source = DynamicSampling(source, groups_filter.metric, prompts, groups_filter.max_num_gen_batches)
-    validator = Validator(config, val_set, groups["rollout"], reward, tokenizer) if val_set is not None else None
+    validator = Validator(config, val_set, groups["rollout"], reward, tokenizer, model) if val_set is not None else None
     return PPOTrainer(config, plan, groups, source, validator, tokenizer, tracking, timer)
 
 

@@ -121,6 +121,13 @@ def place_on_last_token(scores: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(position == last, scores.float().unsqueeze(-1), 0.0)
 
 
+def take_last_token(values: Tensor, mask: Tensor) -> Tensor:
+    """The value at each row's last valid slot, (B, R) -> (B,), differentiable; 0 where there is none."""
+    mask = mask.bool()
+    last = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).amax(dim=-1, keepdim=True)
+    return select(mask.any(dim=-1), values.gather(1, last).squeeze(1))
+
+
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
     """Log-probability of each label, ``logits[label] - logsumexp(logits)``, without a second tensor of logits' size.
 

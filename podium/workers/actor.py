@@ -69,8 +69,3 @@ class ActorWorker(TrainedRole):
         rollout = self.peer("rollout")
         assert isinstance(rollout, RolloutWorker), "the colocated transport needs a rollout in the actor's process"
         return dataclasses.asdict(sync_colocated(self._engine, rollout.engine, version, getattr(torch, dtype), verify))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_hf(self, path: str) -> None:
-        """Writes the model as an ordinary Hugging Face directory."""
-        self._engine.save_hf(path)

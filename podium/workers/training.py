@@ -98,3 +98,8 @@ class TrainedRole(EngineRole):
     def load_checkpoint(self, path: str) -> None:
         """Reads what `save_checkpoint` wrote, also from another number of ranks."""
         self._engine.load(path)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_hf(self, path: str) -> None:
+        """Writes the model as an ordinary Hugging Face directory."""
+        self._engine.save_hf(path)

@@ -33,3 +33,8 @@ def char_tokenizer(*, template: str | None = None, pad: bool = True, bos: bool =
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def text_of(ids, tokenizer=None):
+    """What the tokens say, special ones included."""
+    return (tokenizer or char_tokenizer()).decode(ids, skip_special_tokens=False)

@@ -11,33 +11,14 @@ from hypothesis import strategies as st
 from podium.utils.dataset import (
     EpochLoader,
     PromptDataset,
-    SFTDataset,
     collate_prompts,
-    collate_sft,
-    truncate_ids,
 )
+from podium.utils.dataset_text import ChatOptions
 from podium.utils.errors import UserError
-from tests.utils.small_tokenizers import CHAT_TEMPLATE, char_tokenizer
+from tests.utils.small_tokenizers import CHAT_TEMPLATE, char_tokenizer, text_of
 
 TOKENIZER = char_tokenizer()
 CHAT_TOKENIZER = char_tokenizer(template=CHAT_TEMPLATE)
-
-
-@pytest.fixture(params=["parquet", "jsonl"])
-def write(request, tmp_path):
-    def write_rows(rows, name="rows"):
-        path = tmp_path / f"{name}.{request.param}"
-        if request.param == "parquet":
-            pq.write_table(pa.Table.from_pylist(rows), path)
-        else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write_rows
-
-
-def text_of(ids, tokenizer=TOKENIZER):
-    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 # ---------------------------------------------------------------- prompts
@@ -77,7 +58,7 @@ def test_a_chat_goes_through_the_template(write):
     assert text_of(dataset[0]["prompt_ids"]) == "s|system: sort\nuser: 21\nassistant: "
     assert text_of(dataset[1]["prompt_ids"]) == "user: 43\nassistant: "
     thinking = PromptDataset(
-        write([{"prompt": chats[1]}]), CHAT_TOKENIZER, max_prompt_length=50, apply_chat_template_kwargs={"think": "<>"}
+        write([{"prompt": chats[1]}]), CHAT_TOKENIZER, max_prompt_length=50, chat=ChatOptions({"think": "<>"})
     )
     assert text_of(thinking[0]["prompt_ids"]).endswith("assistant: <>")
 
@@ -157,77 +138,6 @@ def test_collated_prompts_are_left_padded(sequences):
         assert (tensors["prompts"][row][~mask] == 0).all()
     assert all(column.dtype == object and column.shape == (len(sequences),) for column in objects.values())
     assert objects["prompt_ids"].tolist() == sequences
-
-
-@given(st.lists(st.integers(), min_size=1), st.integers(1, 20), st.sampled_from(["left", "right", "middle"]))
-def test_truncation_keeps_the_limit_and_the_right_ends(ids, limit, how):
-    cut = truncate_ids(ids, limit, how)
-    assert len(cut) == min(len(ids), limit)
-    if how != "left":
-        assert cut[0] == ids[0]
-    if how != "right" and limit > 1:
-        assert cut[-1] == ids[-1]
-
-
-# ---------------------------------------------------------------- supervised pairs
-
-
-def sft(file, tokenizer=TOKENIZER, **kwargs):
-    limits = {"max_prompt_length": 8, "max_response_length": 8, **kwargs}
-    return SFTDataset(file, tokenizer, **limits)
-
-
-def test_a_pair_is_prompt_response_and_end(write):
-    dataset = sft(write([{"prompt": "21=", "response": "12"}]))
-    row = dataset[0]
-    assert text_of(row["input_ids"]) == "21=12<eos>"
-    assert row["prompt_length"] == 3
-
-
-def test_chat_prompts_other_columns_and_a_response_that_ends_itself(write):
-    rows = [{"q": [{"role": "user", "content": "2"}], "a": "3<eos>"}]
-    dataset = sft(write(rows), CHAT_TOKENIZER, prompt_key="q", response_key="a", max_prompt_length=50)
-    assert text_of(dataset[0]["input_ids"]) == "user: 2\nassistant: 3<eos>"
-    assert dataset[0]["prompt_length"] == len("user: 2\nassistant: ")
-
-
-def test_overlong_pairs(write):
-    file = write([{"prompt": "12345=", "response": "1"}, {"prompt": "1=", "response": "123456"}])
-    with pytest.raises(UserError, match=r"the prompt has 6 tokens, data.max_prompt_length is 5"):
-        sft(file, max_prompt_length=5)
-    with pytest.raises(UserError, match=r"(row 1|line 2): the response has 7 tokens, data.max_response_length is 4"):
-        sft(file, max_response_length=4)
-    right = sft(file, max_response_length=4, truncation="right")
-    assert text_of(right[1]["input_ids"]) == "1=1234"  # no end: it was cut
-    assert right.report.truncated == 1
-    assert text_of(sft(file, max_prompt_length=5, truncation="left")[0]["input_ids"]) == "2345=1<eos>"
-
-
-def test_bad_pairs_are_named(write):
-    with pytest.raises(UserError, match=r"no column 'response' \(data.response_key\); it has prompt, answer"):
-        sft(write([{"prompt": "1", "answer": "1"}]))
-    with pytest.raises(UserError, match=r"(row 1|line 2): column 'response' is null"):
-        sft(write([{"prompt": "1", "response": "1"}, {"prompt": "1", "response": None}]))
-
-
-def test_collated_pairs_have_the_layout_of_ppo_batches(write):
-    dataset = sft(write([{"prompt": "21=", "response": "12"}, {"prompt": "4321=", "response": ""}]))
-    batch = collate_sft([dataset[0], dataset[1]], pad_token_id=0, max_prompt_length=6, max_response_length=4)
-    shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
-    assert shapes == {
-        "prompts": (2, 6),
-        "responses": (2, 4),
-        "response_mask": (2, 4),
-        "input_ids": (2, 10),
-        "attention_mask": (2, 10),
-        "position_ids": (2, 10),
-    }
-    assert batch["response_mask"].tolist() == [[True, True, True, False], [True, False, False, False]]
-    assert batch["attention_mask"].int().tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 1, 0, 0, 0]]
-    assert batch["position_ids"].tolist() == [[0, 0, 0, 0, 1, 2, 3, 4, 5, 5], [0, 0, 1, 2, 3, 4, 5, 5, 5, 5]]
-    for row in range(2):
-        assert batch["input_ids"][row][batch["attention_mask"][row]].tolist() == dataset[row]["input_ids"]
-    assert (batch["input_ids"][~batch["attention_mask"]] == 0).all()
 
 
 # ---------------------------------------------------------------- order

@@ -1,8 +1,18 @@
 """Typed configuration. Imports without torch, ray or vllm."""
 
-from podium.trainer.config.check import check_config, check_sft_config
+from podium.trainer.config.check import check_config, check_rm_config, check_sft_config
 from podium.trainer.config.load import load_config, parse_command_line
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.rm import RMConfig
 from podium.trainer.config.sft import SFTConfig
 
-__all__ = ["PPOConfig", "SFTConfig", "check_config", "check_sft_config", "load_config", "parse_command_line"]
+__all__ = [
+    "PPOConfig",
+    "RMConfig",
+    "SFTConfig",
+    "check_config",
+    "check_rm_config",
+    "check_sft_config",
+    "load_config",
+    "parse_command_line",
+]

@@ -2,6 +2,7 @@
 
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.rm import RMConfig
 from podium.trainer.config.sft import SFTConfig
 from podium.trainer.config.shared import OptimConfig
 from podium.trainer.config.values import check_values
@@ -41,12 +42,22 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
 def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
     """As `check_config`, for supervised fine-tuning."""
     check_values(config)
+    _refuse_ignored(explicit, _supervised_rules(config))
+
+
+def check_rm_config(config: RMConfig, explicit: set[str]) -> None:
+    """As `check_config`, for reward models."""
+    check_values(config)
+    _refuse_ignored(explicit, _supervised_rules(config))
+
+
+def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
     rules = _ignored_by_optimizer(config.optim, "optim")
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
     if not config.data.val_files:
         rules.append(("trainer.test_freq", "without data.val_files"))
-    _refuse_ignored(explicit, rules)
+    return rules
 
 
 def _refuse_ignored(explicit: set[str], rules: list[tuple[str, str]]) -> None:
@@ -75,6 +86,7 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     if config.custom_reward_function.path is None:
         leaves = ("name", "reward_kwargs")
         rules += [(f"custom_reward_function.{leaf}", "without custom_reward_function.path") for leaf in leaves]
+    rules += _reward_model_rules(config)
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
     rules += _ignored_by_optimizer(actor.optim, "actor_rollout_ref.actor.optim")
@@ -92,6 +104,16 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
         unread = ("data.val_batch_size", "trainer.log_val_generations", "actor_rollout_ref.rollout.val_kwargs")
         rules += [(key, "without data.val_files") for key in unread]
     return rules
+
+
+def _reward_model_rules(config: PPOConfig) -> list[tuple[str, str]]:
+    model = config.reward_model
+    if model.enable and config.custom_reward_function.path is not None:
+        return []
+    if model.enable:
+        return [("reward_model.function_weight", "without custom_reward_function.path")]
+    leaves = ("model", "strategy", "micro_batch_size_per_gpu", "normalize", "weight", "function_weight", "fsdp_config")
+    return [(f"reward_model.{leaf}", "without reward_model.enable=true") for leaf in leaves]
 
 
 def _ignored_by_optimizer(optim: OptimConfig, prefix: str) -> list[tuple[str, str]]:

@@ -6,12 +6,12 @@ from typing import Any
 from podium.trainer.config.algorithm import AlgorithmConfig
 from podium.trainer.config.reward import RewardFunctionConfig, RewardModelConfig
 from podium.trainer.config.rollout import RolloutConfig
-from podium.trainer.config.shared import ModelConfig, TrackingConfig
+from podium.trainer.config.shared import ChatConfig, ModelConfig, TrackingConfig
 from podium.trainer.config.training import ActorConfig, CriticConfig, RefConfig
 
 
 @dataclass
-class DataConfig:
+class DataConfig(ChatConfig):
     train_files: Any = ""
     """Parquet or JSON-lines file, or a list of them. Required."""
     val_files: Any = ""

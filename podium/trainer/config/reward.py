@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from podium.trainer.config.shared import FSDPConfig
+
 
 @dataclass
 class OverlongBufferConfig:
@@ -17,7 +19,29 @@ class OverlongBufferConfig:
 
 
 @dataclass
+class RewardModelPathConfig:
+    path: str | None = None
+    """Hugging Face directory that AutoModelForSequenceClassification loads with one label. Required when enabled."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
+
+
+@dataclass
 class RewardModelConfig:
+    enable: bool = False
+    """Score responses by a reward model. A custom_reward_function is added to it; none is needed."""
+    model: RewardModelPathConfig = field(default_factory=RewardModelPathConfig)
+    strategy: str = "fsdp"
+    """Engine of the forward: fsdp."""
+    micro_batch_size_per_gpu: int | None = None
+    """Sequences in one forward; null takes the actor's ppo_micro_batch_size_per_gpu."""
+    normalize: str = "none"
+    """What is done to the model's scores: none | batch (mean 0 and variance 1 over the batch)."""
+    weight: float = 1.0
+    """Weight of the model's score in the reward."""
+    function_weight: float = 1.0
+    """Weight of the custom reward function's score beside it; 0 reports that score and does not train on it."""
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.trainer.config.shared import FSDPConfig, ModelConfig, OptimConfig, TrackingConfig
+from podium.trainer.config.shared import ChatConfig, FSDPConfig, ModelConfig, OptimConfig, TrackingConfig
 
 
 @dataclass
-class SFTDataConfig:
+class SFTDataConfig(ChatConfig):
     train_files: Any = ""
     """Parquet or JSON-lines file, or a list of them. Required."""
     val_files: Any = None

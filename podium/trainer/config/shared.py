@@ -1,6 +1,7 @@
 """Configuration pieces that more than one role uses. Names are verl's wherever the meaning is the same."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -53,3 +54,15 @@ class TrackingConfig:
     """Run directory: metrics.jsonl, checkpoints, export, samples."""
     logger: list[str] = field(default_factory=lambda: ["console"])
     """Any of console, tensorboard, wandb. metrics.jsonl is always written."""
+
+
+@dataclass
+class ChatConfig:
+    """How chat lists become text (docs/data.md)."""
+
+    chat_template: str | None = None
+    """File with a Jinja chat template; null takes the tokenizer's own. The export keeps it."""
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables for the template, such as enable_thinking."""
+    system_prompt: str | None = None
+    """First message of every chat that has no system message of its own."""

@@ -14,6 +14,7 @@ _CHOICES = {
     "rollout.name": ("vllm", "hf"),
     "weight_sync.transport": ("auto", "colocated"),
     "weight_sync.verify": ("off", "sample", "full"),
+    "reward_model.normalize": ("none", "batch"),
     "kl_ctrl.type": ("fixed", "adaptive"),
     "strategy": ("fsdp",),
     "model_dtype": _PRECISIONS,

@@ -27,6 +27,7 @@ class Plan:
     use_critic: bool
     use_reference: bool
     use_kl_in_reward: bool
+    use_reward_model: bool
     use_greedy_baseline: bool
     """Each prompt is answered greedily too."""
     use_sum_pi_squared: bool
@@ -43,6 +44,7 @@ class Plan:
     critic_micro_rows: int
     log_prob_micro_rows: int
     ref_micro_rows: int
+    reward_micro_rows: int
     actor_updates: int
     """Optimizer steps of the actor in the whole run."""
     critic_updates: int
@@ -50,7 +52,8 @@ class Plan:
 
     def describe(self, config: PPOConfig) -> str:
         """The plan as lines for the console."""
-        roles = ["actor", *(["critic"] * self.use_critic), *(["ref"] * self.use_reference), "rollout"]
+        roles = ["actor", *(["critic"] * self.use_critic), *(["ref"] * self.use_reference)]
+        roles += [*(["reward model"] * self.use_reward_model), "rollout"]
         rollout = config.actor_rollout_ref.rollout
         lines = [
             f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
@@ -117,6 +120,7 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         use_critic=use_critic,
         use_reference=use_kl_in_reward or actor.use_kl_loss,
         use_kl_in_reward=use_kl_in_reward,
+        use_reward_model=config.reward_model.enable,
         use_greedy_baseline="reward_baselines" in reads,
         use_sum_pi_squared="sum_pi_squared" in reads,
         steps_per_epoch=steps_per_epoch,
@@ -128,6 +132,7 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         critic_micro_rows=critic.ppo_micro_batch_size_per_gpu or micro,
         log_prob_micro_rows=rollout.log_prob_micro_batch_size_per_gpu or micro,
         ref_micro_rows=config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu or micro,
+        reward_micro_rows=config.reward_model.micro_batch_size_per_gpu or micro,
         actor_updates=actor_steps * actor.ppo_epochs * (data.train_batch_size // actor.ppo_mini_batch_size),
         critic_updates=total_steps * critic_epochs * (data.train_batch_size // critic_mini),
         critic_epochs=critic_epochs,

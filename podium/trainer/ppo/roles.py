@@ -9,10 +9,11 @@ from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from podium.trainer.ppo.plan import Plan
 from podium.utils.errors import UserError
-from podium.utils.tokenizer import stop_token_ids
+from podium.utils.tokenizer import load_tokenizer, stop_token_ids
 from podium.workers.actor import ActorWorker
 from podium.workers.critic import CriticWorker
 from podium.workers.reference import ReferenceWorker
+from podium.workers.reward_model import RewardModelWorker
 from podium.workers.rollout.worker import RolloutWorker
 
 
@@ -26,6 +27,8 @@ def check_models(config: PPOConfig, device: str) -> None:
     hf_config = load_hf_config(model.path, "actor_rollout_ref.model.path", model.trust_remote_code)
     if config.critic.model.path:
         load_hf_config(config.critic.model.path, "critic.model.path", config.critic.model.trust_remote_code)
+    if config.reward_model.enable:
+        _check_reward_model(config.reward_model.model)
     width = config.data.max_prompt_length + config.data.max_response_length
     text_config = hf_config.get_text_config()
     longest = getattr(text_config, "max_position_embeddings", None)
@@ -36,6 +39,35 @@ def check_models(config: PPOConfig, device: str) -> None:
         )
     if rollout.name == "vllm":
         _check_vllm(text_config, device)
+
+
+def _check_reward_model(model: Any) -> None:
+    key = "reward_model.model.path"
+    if not model.path:
+        raise UserError(f"{key} is not set: a directory that main_rm wrote, or another reward model with one label")
+    hf_config = load_hf_config(model.path, key, model.trust_remote_code)
+    if hf_config.num_labels != 1:
+        raise UserError(
+            f"{key}={model.path}: {(hf_config.architectures or ['the model'])[0]} has {hf_config.num_labels} labels; "
+            "give a reward model, which has one"
+        )
+
+
+def check_reward_tokenizer(model: Any, tokenizer: Any) -> None:
+    """The reward model reads the policy's tokens, so both must mean the same by them.
+
+    Raises:
+        UserError: they do not.
+    """
+    key = "reward_model.model.path"
+    theirs = load_tokenizer(model.path, model.trust_remote_code, key=key)
+    ours = tokenizer.get_vocab()
+    if theirs.get_vocab() != ours or theirs.eos_token_id != tokenizer.eos_token_id:
+        raise UserError(
+            f"{key}={model.path}: its tokenizer is not that of actor_rollout_ref.model.path (vocabulary of "
+            f"{len(theirs)} and {len(tokenizer)} tokens, end-of-sequence {theirs.eos_token!r} and "
+            f"{tokenizer.eos_token!r}); train a reward model on the policy's own base model"
+        )
 
 
 def _check_vllm(text_config: Any, device: str) -> None:
@@ -92,6 +124,14 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
             actor_rollout_ref.ref,
             temperature=rollout.temperature,
             infer_rows=plan.ref_micro_rows,
+        )
+    if plan.use_reward_model:
+        roles["reward_model"] = ClassWithInitArgs(
+            RewardModelWorker,
+            config.reward_model.model,
+            config.reward_model.strategy,
+            config.reward_model,
+            infer_rows=plan.reward_micro_rows,
         )
     roles["rollout"] = ClassWithInitArgs(
         RolloutWorker,

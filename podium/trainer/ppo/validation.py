@@ -8,8 +8,10 @@ import numpy as np
 
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.source import generate, prompt_batch, response_seeds
 from podium.utils.dataset import PromptDataset
+from podium.utils.torch_functional import place_on_last_token
 from podium.workers.reward.manager import RewardManager
 
 # A stream of sampling seeds that no training batch uses.
@@ -17,13 +19,24 @@ _VALIDATION_STREAM = 2**31
 
 
 class Validator:
-    """Scores the policy on the whole validation set."""
+    """Scores the policy on the whole validation set.
+
+    Args:
+        reward: gives the score; None where the reward `model` does.
+        model: its score is reported beside the reward function's.
+    """
 
     def __init__(
-        self, config: PPOConfig, dataset: PromptDataset, rollout: WorkerGroup, reward: RewardManager, tokenizer: Any
+        self,
+        config: PPOConfig,
+        dataset: PromptDataset,
+        rollout: WorkerGroup,
+        reward: RewardManager | None,
+        tokenizer: Any,
+        model: ModelReward | None = None,
     ):
         self._config, self._dataset = config, dataset
-        self._rollout, self._reward, self._tokenizer = rollout, reward, tokenizer
+        self._rollout, self._reward, self._tokenizer, self._model = rollout, reward, tokenizer, model
 
     def __call__(self, min_version: int) -> tuple[dict[str, float], list[list[Any]]]:
         """Metrics ``val/...`` and rows (prompt, response, ground truth, score) for the sample table."""
@@ -49,7 +62,7 @@ class Validator:
         sampling = {"temperature": kwargs.temperature, "top_p": kwargs.top_p, "top_k": kwargs.top_k}
         seeds = response_seeds(self._config.trainer.seed, _VALIDATION_STREAM + start, len(prompts))
         batch = generate(self._rollout, prompts, sampling, seeds, min_version)
-        scored = self._reward(batch)
+        scored = self._score(batch, extra)
         for name, column in scored.non_tensor_batch.items():
             numeric = [float(value) for value in column if isinstance(value, numbers.Real)]
             if numeric:
@@ -58,6 +71,18 @@ class Validator:
             batch_keys=["responses", "response_mask"],
             non_tensor_batch_keys=["uid", "data_source", "raw_prompt", "reward_model"],
         ).union(scored.select(batch_keys=["token_level_scores"], non_tensor_batch_keys=[], meta_info_keys=[]))
+
+    def _score(self, batch: DataProto, extra: dict[str, list[float]]) -> DataProto:
+        scored = self._reward(batch) if self._reward is not None else None
+        if self._model is not None:
+            assert batch.batch is not None
+            scores = self._model(batch)
+            extra["reward_model/score"] += scores.tolist()
+            if scored is None:
+                placed = place_on_last_token(scores, batch.batch["response_mask"])
+                scored = DataProto.from_dict({"token_level_scores": placed})
+        assert scored is not None, "nothing scores"
+        return scored
 
     def _score_metrics(self, batch: DataProto, scores: list[float]) -> dict[str, float]:
         """Mean score over all rows and by data source; with several responses a prompt, also the best of each."""

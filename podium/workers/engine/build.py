@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
-from podium.models.value_head import load_value_model
+from podium.models.value_head import load_reward_model, load_value_model
 from podium.utils.errors import UserError
 from podium.workers.engine.base import TrainEngine
-from podium.workers.engine.forward import forward_log_probs, forward_values
+from podium.workers.engine.forward import forward_log_probs, forward_scores, forward_values
 from podium.workers.engine.fsdp import Forward, FSDPEngine
-from podium.workers.engine.spec import LogProbs, ModelSpec, Training
+from podium.workers.engine.spec import LogProbs, ModelSpec, Scores, Training
 
 
 def build_engine(strategy: str, config: Any, model: ModelSpec, training: Training | None = None) -> TrainEngine:
@@ -44,6 +44,11 @@ def _fsdp(config: Any, model: ModelSpec, training: Training | None) -> FSDPEngin
             entropy_grad=outputs.entropy_grad,
             sum_pi_squared=outputs.sum_pi_squared,
         )
+    elif isinstance(outputs, Scores):
+        load = load_reward_model if outputs.has_head else load_value_model
+        module, forward = load(model.path, dtype, **options), forward_scores
+        if outputs.pad_token_id is not None:
+            module.config.pad_token_id = outputs.pad_token_id
     else:
         module, forward = load_value_model(model.path, dtype, **options), forward_values
     if training is None:

@@ -39,6 +39,13 @@ def forward_values(model: torch.nn.Module, batch: Tensors) -> Tensors:
     return {"values": _widen(values, batch["responses"].shape[1])}
 
 
+def forward_scores(model: torch.nn.Module, batch: Tensors) -> Tensors:
+    """``scores`` (b, R) float32: position t holds the score of the sequence that ends with response token t."""
+    inputs, kept = _trim(batch)
+    scores = model(**inputs)[:, -kept:, 0].float()
+    return {"scores": _widen(scores, batch["responses"].shape[1])}
+
+
 def _trim(batch: Tensors) -> tuple[dict[str, torch.Tensor | None], int]:
     """Cuts the columns that are padding in every row, and drops a mask that hides nothing.
 

@@ -21,12 +21,22 @@ class Values:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """The output of a reward model, the same kind of model: ``scores``, of the sequence that ends with each token."""
+
+    has_head: bool = True
+    """Whether the directory has the score head; without, it is a backbone, and the head starts at zero."""
+    pad_token_id: int | None = None
+    """Goes into the exported config: transformers finds the last token of a padded sequence by it."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The model to lay out."""
 
     path: str
     """Hugging Face directory, or cached hub name; of the backbone for `Values`."""
-    outputs: LogProbs | Values
+    outputs: LogProbs | Values | Scores
     trust_remote_code: bool = False
     recompute: bool = False
     """Recompute activations in backward."""

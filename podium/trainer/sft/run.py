@@ -1,0 +1,78 @@
+"""What every supervised command does around its loop: checks, arithmetic, workers, tracking."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from podium.protocol import ClassWithInitArgs
+from podium.trainer.launch import resolve_device, worker_groups
+from podium.trainer.sft.loop import SupervisedTrainer
+from podium.utils.errors import UserError
+from podium.utils.tracking import Tracking, check_loggers, make_run_dir
+
+
+@dataclass(frozen=True)
+class SupervisedPlan:
+    """The arithmetic of a run."""
+
+    ranks: int
+    rows: int
+    """Of the data set, on one rank, in one optimizer step."""
+    micro: int
+    """Of the data set, in one forward and backward on one rank."""
+    total_steps: int
+
+
+def make_supervised_plan(config: Any, train_rows: int) -> SupervisedPlan:
+    """Checks batch sizes against the data and the ranks.
+
+    Raises:
+        UserError: something does not divide, or there is too little data.
+    """
+    data, trainer = config.data, config.trainer
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    if data.train_batch_size % ranks:
+        raise UserError(
+            f"data.train_batch_size={data.train_batch_size} does not divide over {ranks} ranks: "
+            f"{data.train_batch_size / ranks:.2f}"
+        )
+    if train_rows < data.train_batch_size:
+        raise UserError(f"data.train_batch_size={data.train_batch_size}, but data.train_files has {train_rows} rows")
+    rows = data.train_batch_size // ranks
+    steps = trainer.total_training_steps or train_rows // data.train_batch_size * trainer.total_epochs
+    return SupervisedPlan(ranks, rows, data.micro_batch_size_per_gpu or rows, steps)
+
+
+def run_supervised(
+    config: Any,
+    plan: SupervisedPlan,
+    name: str,
+    role: ClassWithInitArgs,
+    trainer_class: type[SupervisedTrainer],
+    train_set: Any,
+    val_set: Any | None,
+    tokenizer: Any,
+) -> dict[str, float]:
+    """Starts the role and trains it. Returns the last validation's metrics."""
+    trainer = config.trainer
+    check_loggers(trainer.logger)
+    device = resolve_device(trainer.device)
+    make_run_dir(trainer.default_local_dir)
+    print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
+    print(
+        f"plan  {plan.ranks} rank(s), {plan.total_steps} steps of {config.data.train_batch_size} rows, "
+        f"micro-batch {plan.micro}",
+        flush=True,
+    )
+    with worker_groups(trainer, device, {name: role}, name) as groups:
+        groups[name].init_model()
+        with Tracking(
+            trainer.logger,
+            trainer.default_local_dir,
+            trainer.project_name,
+            trainer.experiment_name,
+            dataclasses.asdict(config),
+            plan.total_steps,
+        ) as tracking:
+            loop = trainer_class(config, groups[name], train_set, val_set, tokenizer, tracking, plan.total_steps)
+            return loop.fit()
