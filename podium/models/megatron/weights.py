@@ -1,0 +1,153 @@
+"""Weights of a Megatron model from a Hugging Face directory, and back as whole tensors."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from podium.models.megatron.name_map import pieces
+from podium.utils.device import device
+from podium.utils.errors import UserError
+from podium.utils.piece import Piece
+
+if TYPE_CHECKING:
+    from podium.models.megatron.model import Chunk
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Checkpoint:
+    """The tensors of a Hugging Face directory, read a box at a time.
+
+    Raises:
+        UserError: the directory has no safetensors.
+    """
+
+    def __init__(self, directory: str):
+        self._directory = Path(directory)
+        if (self._directory / _INDEX).is_file():
+            self._files = json.loads((self._directory / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        elif (self._directory / _SINGLE).is_file():
+            with self._open(_SINGLE) as file:
+                self._files = dict.fromkeys(file.keys(), _SINGLE)
+        else:
+            raise UserError(
+                f"{directory}: strategy=megatron reads safetensors, and there is neither {_SINGLE} nor {_INDEX}"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        """A part of a tensor, in the precision of the file.
+
+        The file is opened for each: while it is mapped, the pages that were read count as this process's memory.
+
+        Raises:
+            UserError: there is no such tensor, or it is smaller.
+        """
+        if name not in self._files:
+            raise UserError(f"{self._directory}: the weight {name} is not there; give a complete checkpoint")
+        with self._open(self._files[name]) as file:
+            part = file.get_slice(name)
+            shape = part.get_shape()
+            if len(shape) != len(box[1]) or any(stop > size for stop, size in zip(box[1], shape, strict=True)):
+                raise UserError(f"{self._directory}: {name} has shape {shape}, and config.json asks for {list(box[1])}")
+            return part[tuple(slice(start, stop) for start, stop in zip(*box, strict=True))]
+
+    def _open(self, file: str) -> safe_open:
+        try:
+            return safe_open(str(self._directory / file), framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{self._directory / file}: does not open as safetensors ({error})") from None
+
+
+@torch.no_grad()
+def load(chunks: Sequence["Chunk"], directory: str) -> None:
+    """Fills this rank's parameters. Each rank reads its own slices, one tensor at a time, and nothing else.
+
+    A value head that the directory lacks stays at zero.
+
+    Raises:
+        UserError: a tensor is missing or has another shape than the config says.
+    """
+    checkpoint = Checkpoint(directory)
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            parameter.data.zero_()  # the rows that round the vocabulary up have no tensor
+    for name, parts in _by_name(pieces(chunks)).items():
+        if name == "score.weight" and name not in checkpoint:
+            continue
+        box = _around(parts)
+        whole = checkpoint.read(name, box)
+        for part in parts:
+            part.tensor.copy_(_cut(whole, part, box[0]))
+
+
+@torch.no_grad()
+def export(chunks: Sequence["Chunk"], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights, whole, on this rank's device, under their Hugging Face names, one at a time, alike on every rank.
+
+    Collective over the world: every rank iterates to the end.
+    """
+    own = _by_name(pieces(chunks))
+    sources = _sources({name: [(part.starts, part.stops) for part in parts] for name, parts in own.items()})
+    for name, boxes_by_rank in sources.items():
+        stops = [stop for boxes in boxes_by_rank.values() for _, stop in boxes]
+        whole = torch.empty([max(sizes) for sizes in zip(*stops, strict=True)], dtype=dtype, device=device())
+        for rank, boxes in boxes_by_rank.items():
+            _fill(whole, rank, boxes, own.get(name, []))
+        yield name, whole
+
+
+def _fill(whole: torch.Tensor, rank: int, boxes: list[Box], own: list[Piece]) -> None:
+    """Writes the boxes that `rank` holds into `whole`, on every rank; they travel as one flat message."""
+    sizes = [torch.Size(stop - start for start, stop in zip(*box, strict=True)) for box in boxes]
+    if rank == torch.distributed.get_rank():
+        held = {(part.starts, part.stops): part.tensor for part in own}
+        flat = torch.cat([held[box].to(whole.dtype).flatten() for box in boxes])
+    else:
+        flat = torch.empty(sum(size.numel() for size in sizes), dtype=whole.dtype, device=whole.device)
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.broadcast(flat, src=rank)
+    for box, size, values in zip(boxes, sizes, flat.split([size.numel() for size in sizes]), strict=True):
+        whole[tuple(slice(start, stop) for start, stop in zip(*box, strict=True))] = values.view(size)
+
+
+def _sources(own: dict[str, list[Box]]) -> dict[str, dict[int, list[Box]]]:
+    """For each tensor, which rank gives which boxes: every box once, from the first rank that holds it."""
+    everyone: list[dict[str, list[Box]]] = [own]
+    if torch.distributed.get_world_size() > 1:
+        everyone = [{}] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, own)
+    sources: dict[str, dict[int, list[Box]]] = {}
+    taken: set[tuple[str, Box]] = set()
+    for rank, held in enumerate(everyone):
+        for name, boxes in held.items():
+            fresh = [box for box in boxes if (name, box) not in taken]
+            taken.update((name, box) for box in fresh)
+            if fresh:
+                sources.setdefault(name, {})[rank] = fresh
+    return sources
+
+
+def _by_name(parts: list[Piece]) -> dict[str, list[Piece]]:
+    grouped: dict[str, list[Piece]] = {}
+    for part in parts:
+        grouped.setdefault(part.name, []).append(part)
+    return grouped
+
+
+def _around(parts: list[Piece]) -> Box:
+    """The smallest box that holds all the parts of a tensor."""
+    starts = tuple(min(each) for each in zip(*(part.starts for part in parts), strict=True))
+    return starts, tuple(max(each) for each in zip(*(part.stops for part in parts), strict=True))
+
+
+def _cut(whole: torch.Tensor, part: Piece, origin: tuple[int, ...]) -> torch.Tensor:
+    """A part's values, from a box that begins at `origin`."""
+    return whole[tuple(slice(a - o, b - o) for a, b, o in zip(part.starts, part.stops, origin, strict=True))]

@@ -1,0 +1,137 @@
+"""A worker that holds one Megatron model after another. A module of its own, because processes import it."""
+
+import math
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from podium.models.megatron import parallel
+from podium.models.megatron.parallel import MegatronLayout
+from podium.protocol import Dispatch, Worker, register
+
+Part = tuple[int, list[int], torch.Tensor]
+"""Row, positions in the row, and outputs (n, V) there."""
+
+
+class ModelHost(Worker):
+    """Builds models in one layout after another, and runs them."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def build(self, path: str, layout: MegatronLayout, **options: Any) -> None:
+        from podium.models.megatron.model import build_chunks
+        from podium.models.megatron.weights import load
+
+        if parallel._current not in (None, layout):
+            parallel.destroy()
+        self.chunks = build_chunks(AutoConfig.from_pretrained(path), layout, **options)
+        load(self.chunks, path)
+        self.layout = layout
+
+    @register(Dispatch.ONE_TO_ALL)
+    def outputs(self, rows: list[list[int]], packed: bool, micro: int) -> list[Part]:
+        """Logits or values of the rows, where this rank holds them and is the one to tell."""
+        from megatron.core import parallel_state as ps
+
+        own = rows[ps.get_data_parallel_rank() :: ps.get_data_parallel_world_size()]
+        numbers = list(range(len(rows)))[ps.get_data_parallel_rank() :: ps.get_data_parallel_world_size()]
+        batches = [(numbers[i : i + micro], own[i : i + micro]) for i in range(0, len(own), micro)]
+        make = self._packed if packed else self._padded
+        made = [make(*batch) for batch in batches]
+        results = self._run([inputs for inputs, _ in made])
+        if not ps.is_pipeline_last_stage(ignore_virtual=True) or ps.get_tensor_model_parallel_rank() > 0:
+            return []
+        parts = []
+        for (_, places), result in zip(made, results, strict=True):
+            parts += [(row, positions, result[index]) for row, positions, index in places]
+        return parts
+
+    def _run(self, micro_batches: list[dict[str, Any]]) -> list[torch.Tensor]:
+        """(b, s, V) of each micro-batch on the last stage."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+        def step(iterator: Any, chunk: Any) -> Any:
+            output = chunk(**next(iterator))
+
+            def collect(out: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+                return out if chunk.value_head else gather_from_tensor_model_parallel_region(out)
+
+            return output, collect
+
+        ids = micro_batches[0]["input_ids"]
+        for chunk in self.chunks:
+            chunk.eval()
+        with torch.no_grad():
+            return get_forward_backward_func()(
+                forward_step_func=step,
+                data_iterator=[iter(micro_batches) for _ in self.chunks],
+                model=self.chunks,
+                num_microbatches=len(micro_batches),
+                seq_length=ids.shape[1] * self.layout.cp,
+                micro_batch_size=ids.shape[0],
+                forward_only=True,
+                collect_non_loss_data=True,
+            )
+
+    def _local(self, bounds: list[int]) -> torch.Tensor:
+        from megatron.core import parallel_state as ps
+
+        from podium.models.megatron.context import local_positions
+
+        return local_positions(bounds, ps.get_context_parallel_world_size(), ps.get_context_parallel_rank())
+
+    def _unit(self) -> int:
+        """Lengths are multiples of it."""
+        return math.lcm(self.layout.tp if self.layout.sequence_parallel else 1, 1) * (
+            2 * self.layout.cp if self.layout.cp > 1 else 1
+        )
+
+    def _padded(self, numbers: list[int], rows: list[list[int]]) -> Any:
+        """Every other row padded on the left."""
+        width = max(len(row) for row in rows) + 3
+        width = -(-width // self._unit()) * self._unit()
+        ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
+        own = self._local([0, width])
+        places = []
+        for i, row in enumerate(rows):
+            start = 2 if numbers[i] % 2 else 0
+            ids[i, start : start + len(row)] = torch.tensor(row)
+            mask[i, start : start + len(row)] = True
+            here = [j for j, p in enumerate(own.tolist()) if start <= p < start + len(row)]
+            places.append((numbers[i], [own[j].item() - start for j in here], (i, here)))
+        return {"input_ids": ids[:, own], "position_ids": own.expand(len(rows), -1), "attention_mask": mask}, places
+
+    def _packed(self, numbers: list[int], rows: list[list[int]]) -> Any:
+        from megatron.core.packed_seq_params import PackedSeqParams
+
+        unit = self._unit()
+        bounds = [0]
+        for row in rows:
+            bounds.append(bounds[-1] + -(-len(row) // unit) * unit)
+        ids, row_of, position = (torch.full((bounds[-1],), -1) for _ in range(3))
+        ids[:] = 0
+        for i, row in enumerate(rows):
+            ids[bounds[i] : bounds[i] + len(row)] = torch.tensor(row)
+            row_of[bounds[i] : bounds[i] + len(row)] = i
+            position[bounds[i] : bounds[i] + len(row)] = torch.arange(len(row))
+        own = self._local(bounds)
+        cu = torch.tensor(bounds, dtype=torch.int32)
+        longest = int((cu[1:] - cu[:-1]).max())
+        params = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=longest, max_seqlen_kv=longest
+        )
+        places = []
+        for i, number in enumerate(numbers):
+            here = (row_of[own] == i).nonzero().flatten().tolist()
+            places.append((number, position[own][here].tolist(), (0, here)))
+        inputs = {
+            "input_ids": ids[own][None], "position_ids": own[None], "attention_mask": None, "packed_seq_params": params
+        }  # fmt: skip
+        return inputs, places
+
+    @register(Dispatch.ONE_TO_ALL)
+    def weights(self, dtype: str = "float32") -> dict[str, torch.Tensor]:
+        from podium.models.megatron.weights import export
+
+        return {name: tensor.clone() for name, tensor in export(self.chunks, getattr(torch, dtype))}
