@@ -108,6 +108,15 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def files(self) -> list[str]:
+        """Where the rows come from."""
+        return self._rows.files
+
+    def file_row(self, item: int) -> dict[str, Any]:
+        """The row as it is in the file."""
+        return self._rows[self._index[item]]
+
     def __getitem__(self, item: int) -> dict[str, Any]:
         index = self._index[item]
         row = self._rows[index]

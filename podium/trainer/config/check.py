@@ -1,8 +1,11 @@
 """Keys that are legal but wrong: values outside their choices, and keys that the chosen mode would ignore."""
 
+from podium.trainer.config.generate import EvalConfig, GenerateConfig
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.reward import RewardFunctionConfig
 from podium.trainer.config.rm import RMConfig
+from podium.trainer.config.rollout import RolloutConfig
 from podium.trainer.config.sft import SFTConfig
 from podium.trainer.config.shared import OptimConfig
 from podium.trainer.config.values import check_values
@@ -51,6 +54,47 @@ def check_rm_config(config: RMConfig, explicit: set[str]) -> None:
     _refuse_ignored(explicit, _supervised_rules(config))
 
 
+def check_generate_config(config: GenerateConfig, explicit: set[str]) -> None:
+    """As `check_config`, for generation."""
+    check_values(config)
+    rollout = config.rollout
+    if rollout.tensor_model_parallel_size != 1:
+        raise UserError(f"rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: only 1 is supported")
+    if rollout.n > 1 and rollout.temperature == 0:
+        raise UserError(
+            f"rollout.n={rollout.n}: greedy generation gives one answer each time; set rollout.temperature above 0"
+        )
+    leaves = ("val_kwargs", "weight_sync", "log_prob_micro_batch_size_per_gpu")
+    rules = [(f"rollout.{leaf}", "without a trainer") for leaf in leaves]
+    rules.append(("model.enable_gradient_checkpointing", "without a trainer"))
+    rules += _engine_rules(rollout, "rollout")
+    if rollout.temperature == 0:
+        rules += [(f"rollout.{leaf}", "with rollout.temperature=0") for leaf in ("top_p", "top_k")]
+    _refuse_ignored(explicit, rules)
+
+
+def check_eval_config(config: EvalConfig, explicit: set[str]) -> None:
+    """As `check_config`, for evaluation."""
+    check_values(config)
+    if any(k < 1 for k in config.pass_k):
+        raise UserError(f"pass_k={config.pass_k}: expected numbers of at least 1")
+    _refuse_ignored(explicit, _function_rules(config.custom_reward_function))
+
+
+def _engine_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]]:
+    if rollout.name != "hf":
+        return []
+    return [(f"{prefix}.{leaf}", f"with {prefix}.name=hf") for leaf in ("gpu_memory_utilization", "enforce_eager")]
+
+
+def _function_rules(function: RewardFunctionConfig) -> list[tuple[str, str]]:
+    if function.path is not None:
+        return []
+    return [
+        (f"custom_reward_function.{leaf}", "without custom_reward_function.path") for leaf in ("name", "reward_kwargs")
+    ]
+
+
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
     rules = _ignored_by_optimizer(config.optim, "optim")
     if not config.data.shuffle:
@@ -80,12 +124,8 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     if not actor.use_kl_loss:
         why = "without actor_rollout_ref.actor.use_kl_loss=true"
         rules += [(f"actor_rollout_ref.actor.{leaf}", why) for leaf in ("kl_loss_coef", "kl_loss_type")]
-    if config.actor_rollout_ref.rollout.name == "hf":
-        leaves = ("gpu_memory_utilization", "enforce_eager")
-        rules += [(f"actor_rollout_ref.rollout.{leaf}", "with rollout.name=hf") for leaf in leaves]
-    if config.custom_reward_function.path is None:
-        leaves = ("name", "reward_kwargs")
-        rules += [(f"custom_reward_function.{leaf}", "without custom_reward_function.path") for leaf in leaves]
+    rules += _engine_rules(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
+    rules += _function_rules(config.custom_reward_function)
     rules += _reward_model_rules(config)
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))

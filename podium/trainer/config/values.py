@@ -88,6 +88,8 @@ _RANGES = {
     "top_p": _POSITIVE_SHARE,
     "gpu_memory_utilization": _POSITIVE_SHARE,
     "rpc_timeout_s": _ABOVE_0,
+    "batch_size": _AT_LEAST_1,
+    "max_failure_rate": _SHARE,
 }
 
 
@@ -109,7 +111,7 @@ def check_values(config: Any) -> None:
             raise UserError(f"{key}={value}: expected at least 1, or -1 for the whole vocabulary")
         if leaf == "betas" and (len(value) != 2 or not all(0 <= beta < 1 for beta in value)):
             raise UserError(f"{key}={value}: expected two numbers, each at least 0 and below 1")
-        if leaf in ("train_files", "val_files") and not _are_files(value):
+        if (leaf in ("train_files", "val_files") or key == "data.path") and not _are_files(value):
             raise UserError(f"{key}={value}: expected a file or a list of files")
 
 

@@ -37,8 +37,7 @@ def check_models(config: PPOConfig, device: str) -> None:
             f"data.max_prompt_length={config.data.max_prompt_length} + data.max_response_length="
             f"{config.data.max_response_length} = {width} tokens, but the model at {model.path} has {longest} positions"
         )
-    if rollout.name == "vllm":
-        _check_vllm(text_config, device)
+    check_rollout(rollout.name, hf_config, device, "actor_rollout_ref.rollout.name")
 
 
 def _check_reward_model(model: Any) -> None:
@@ -70,19 +69,21 @@ def check_reward_tokenizer(model: Any, tokenizer: Any) -> None:
         )
 
 
-def _check_vllm(text_config: Any, device: str) -> None:
+def check_rollout(name: str, hf_config: Any, device: str, key: str) -> None:
+    """Finds out whether the rollout engine can run the model.
+
+    Raises:
+        UserError: it is not installed, or cannot.
+    """
+    if name != "vllm":
+        return
     if importlib.util.find_spec("vllm") is None:
         extra = "vllm" if device == "cuda" else "cpu"
-        raise UserError(
-            f"actor_rollout_ref.rollout.name=vllm, but vllm is not installed: pip install 'podium[{extra}]', or use "
-            "actor_rollout_ref.rollout.name=hf"
-        )
+        raise UserError(f"{key}=vllm, but vllm is not installed: pip install 'podium[{extra}]', or use {key}=hf")
+    text_config = hf_config.get_text_config()
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
     if device == "cpu" and head_dim % 32:
-        raise UserError(
-            f"the model's head_dim is {head_dim}, and vLLM on a CPU takes multiples of 32: use "
-            "actor_rollout_ref.rollout.name=hf"
-        )
+        raise UserError(f"the model's head_dim is {head_dim}, and vLLM on a CPU takes multiples of 32: use {key}=hf")
 
 
 def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, ClassWithInitArgs]:

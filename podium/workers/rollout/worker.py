@@ -3,7 +3,9 @@
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
+from podium.models.hf import load_pretrained
 from podium.protocol import DataProto, Dispatch, Worker, register
 from podium.utils.device import init_distributed
 from podium.utils.errors import UserError
@@ -46,6 +48,18 @@ class RolloutWorker(Worker):
         init_distributed()
         self.engine = self._build()
         self._batches = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_own_weights(self) -> None:
+        """Takes the weights at the model's path, as version 0: generation without a trainer."""
+        model = load_pretrained(
+            AutoModelForCausalLM,
+            self._model_path,
+            getattr(torch, self._config.dtype),
+            gradient_checkpointing=False,
+            trust_remote_code=self._trust_remote_code,
+        )
+        self.engine.update_weights(0, ((name, parameter.detach()) for name, parameter in model.named_parameters()))
 
     def _build(self) -> RolloutEngine:
         if self._config.name == "vllm":

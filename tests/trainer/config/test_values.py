@@ -2,7 +2,7 @@
 
 import pytest
 
-from podium.trainer.config import PPOConfig, RMConfig, SFTConfig, load_config
+from podium.trainer.config import EvalConfig, GenerateConfig, PPOConfig, RMConfig, SFTConfig, load_config
 from podium.trainer.config.load import walk
 from podium.trainer.config.values import _CHOICES, _RANGES, check_values, value_of
 from podium.utils.errors import UserError
@@ -15,18 +15,20 @@ def check(cls: type, *argv: str) -> None:
     check_values(load_config(cls, list(argv))[0])
 
 
-@pytest.mark.parametrize("cls", [PPOConfig, SFTConfig, RMConfig])
+@pytest.mark.parametrize("cls", [PPOConfig, SFTConfig, RMConfig, GenerateConfig, EvalConfig])
 def test_defaults_pass(cls):
     check(cls)
 
 
 def test_every_rule_is_about_a_key_that_exists():
-    keys = [f".{key}" for cls in (PPOConfig, SFTConfig, RMConfig) for key, _, _, _ in walk(cls)]
+    keys = [
+        f".{key}" for cls in (PPOConfig, SFTConfig, RMConfig, GenerateConfig, EvalConfig) for key, _, _, _ in walk(cls)
+    ]
     for end in (*_CHOICES, *_RANGES):
         assert any(key.endswith(f".{end}") for key in keys), end
 
 
-@pytest.mark.parametrize("cls", [PPOConfig, SFTConfig, RMConfig])
+@pytest.mark.parametrize("cls", [PPOConfig, SFTConfig, RMConfig, GenerateConfig, EvalConfig])
 def test_every_number_with_a_range_refuses_a_nan(cls):
     for key, kind, _, _ in walk(cls):
         if kind is float and any(f".{key}".endswith(f".{end}") for end in _RANGES):
