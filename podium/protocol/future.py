@@ -57,6 +57,14 @@ class Future:
         return all(type(h).ready([h]) for h in self._handles)
 
 
+def get_all(futures: Sequence[Future]) -> list[Any]:
+    """Results of calls, of the same backend, that wait for each other: raises the first failure of any of them."""
+    handles = [handle for future in futures for handle in future._handles]
+    limits = [future._timeout_s for future in futures if future._timeout_s is not None]
+    answers = iter(gather(handles, min(limits, default=None)))
+    return [future._finish([next(answers) for _ in future._handles]) for future in futures]
+
+
 class DataProtoFuture:
     """A DataProto that workers are still making.
 

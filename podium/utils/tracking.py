@@ -91,6 +91,8 @@ class Tracking:
         config = redact(config)
         self._samples_file = run_dir / "val_samples.jsonl"
         self._step = resume_step or 0
+        self._run_dir, self._resume_step = run_dir, resume_step
+        self._records: dict[str, _JsonLines] = {}
         self._loggers: list[Logger] = []
         try:
             for name in dict.fromkeys(loggers):
@@ -120,8 +122,16 @@ class Tracking:
         if self._console is not None:
             self._console.table(title, columns, rows)
 
+    def record(self, name: str, row: Mapping[str, Any], step: int) -> None:
+        """Writes a line to ``<name>.jsonl``, for what happens at its own pace and not once a step."""
+        if name not in self._records:
+            self._records[name] = _JsonLines(self._run_dir / f"{name}.jsonl", self._resume_step)
+        self._records[name].log(step, row)
+
     def close(self) -> None:
         """Flushes and ends every logger. May be called twice."""
+        while self._records:
+            self._records.popitem()[1].close()
         while self._loggers:
             self._loggers.pop().close()
 

@@ -1,19 +1,16 @@
 """The actor: the policy that is trained."""
 
-import dataclasses
 from typing import Any
-
-import torch
 
 from podium.protocol import DataProto, Dispatch, register
 from podium.workers.engine.base import LossFn
 from podium.workers.engine.spec import LogProbs, ModelSpec
-from podium.workers.rollout.worker import RolloutWorker
+from podium.workers.rollout.base import RolloutEngine
 from podium.workers.training import ENGINE_COMPUTE_METRIC, ENGINE_COMPUTE_PROTO, TrainedRole, tensors_of
-from podium.workers.weight_sync.colocated import sync_colocated
+from podium.workers.weight_sync.role import Source, SyncRole
 
 
-class ActorWorker(TrainedRole):
+class ActorWorker(TrainedRole, SyncRole):
     """Log-probs and updates of a causal language model.
 
     Args:
@@ -63,9 +60,6 @@ class ActorWorker(TrainedRole):
         """Trains on the batch; returns the metrics of each optimizer step, the same on every rank."""
         return self._update(data)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sync_weights(self, version: int, dtype: str, verify: str) -> dict[str, Any]:
-        """Hands the weights to the rollout in this process, as `version`. Returns the ledger line of this rank."""
+    def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         rollout = self.peer("rollout")
-        assert isinstance(rollout, RolloutWorker), "the colocated transport needs a rollout in the actor's process"
-        return dataclasses.asdict(sync_colocated(self._engine, rollout.engine, version, getattr(torch, dtype), verify))
+        return "actor", self._engine.pieces, rollout.engine if rollout is not None else None

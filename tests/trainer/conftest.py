@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from podium.trainer.config import PPOConfig, load_config
+from podium.workers.weight_sync.groups import connect_groups, sync_groups
+from podium.workers.weight_sync.transport.base import SyncSettings
 from tests.small_task import SmallTask, make_small_task
 
 if TYPE_CHECKING:
@@ -65,5 +67,6 @@ def parts(task: SmallTask) -> Iterator[Parts]:
     with worker_groups(config.trainer, "cpu", build_roles(config, plan, tokenizer), "ppo") as groups:
         for group in groups.values():
             group.init_model()
-        groups["actor"].sync_weights(0, "float32", "full")
+        connect_groups([groups["actor"]], "colocated", SyncSettings())
+        sync_groups([groups["actor"]], 0)
         yield Parts(config, plan, tokenizer, train, val, reward, groups)

@@ -26,6 +26,8 @@ from podium.workers.actor import ActorWorker
 from podium.workers.critic import CriticWorker
 from podium.workers.reference import ReferenceWorker
 from podium.workers.rollout.worker import RolloutWorker
+from podium.workers.weight_sync.groups import connect_groups, sync_groups
+from podium.workers.weight_sync.transport.base import SyncSettings
 from tests.models.tiny import EOS, PAD, VOCABULARY, plain_logits, row_tokens, tiny_model
 from tests.workers.conftest import ENV
 
@@ -87,7 +89,8 @@ def start(local_backend: Backend, model_dirs: dict[str, str]) -> Iterator[Start]
         spawned = started[rollout, ranks].spawn(list(specs))
         for group in spawned.values():
             group.init_model()
-        spawned["actor"].sync_weights(0, "float32", "full")
+        connect_groups([spawned["actor"]], "colocated", SyncSettings())
+        sync_groups([spawned["actor"]], 0)
         return spawned
 
     yield groups
@@ -128,7 +131,7 @@ def one_iteration(groups: Groups, rows: int) -> tuple[DataProto, list[dict[str, 
     actor = groups["actor"].update_actor(batch)
     for answers in (critic, actor):
         assert all(answer == answers[0] for answer in answers), "the same on every rank"
-    groups["actor"].sync_weights(1, "float32", "full")
+    sync_groups([groups["actor"]], 1)
     return batch, critic[0], actor[0]
 
 
@@ -220,7 +223,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(start: Start, tmp_path: Path
         one[role].load_checkpoint(str(tmp_path / role))
     saved, resumed = exported(two, tmp_path / "a"), exported(one, tmp_path / "b")
     torch.testing.assert_close(resumed, saved, rtol=0, atol=0)
-    one["actor"].sync_weights(1, "float32", "full")
+    sync_groups([one["actor"]], 1)
     batches = [groups["rollout"].generate_sequences(prompts(8, min_version=1)) for groups in (one, two)]
     assert torch.equal(batches[0].batch["responses"], batches[1].batch["responses"])
     values = [groups["critic"].compute_values(forward_inputs(batches[0])).batch["values"] for groups in (one, two)]

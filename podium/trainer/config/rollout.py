@@ -20,7 +20,11 @@ class WeightSyncConfig:
     transport: str = "auto"
     """How weights travel from the actor to the rollout: auto | colocated."""
     verify: str = "full"
-    """Compare checksums of what was sent with what generation uses: off | sample | full."""
+    """Compare, bit for bit, what was sent with what generation uses: off | sample (an eighth each time) | full."""
+    bucket_megabytes: int = 32
+    """Most that is packed together and sent at once; two such buffers are kept for each pair of ranks that exchange."""
+    timeout_s: float = 300.0
+    """Longest that a sync may take before the run stops and names who waits for whom."""
 
 
 @dataclass

@@ -55,6 +55,8 @@ _RANGES = {
     "micro_batch_size_per_gpu": _AT_LEAST_1,
     "ppo_epochs": _AT_LEAST_1,
     "max_num_seqs": _AT_LEAST_1,
+    "bucket_megabytes": _AT_LEAST_1,
+    "weight_sync.timeout_s": _ABOVE_0,
     "rollout.n": _AT_LEAST_1,
     "val_kwargs.n": _AT_LEAST_1,
     "total_epochs": _AT_LEAST_1,

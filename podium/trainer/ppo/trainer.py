@@ -23,6 +23,7 @@ from podium.trainer.ppo.rollout_correction import compute_rollout_correction
 from podium.trainer.ppo.sampling import pf_ppo_resample
 from podium.trainer.ppo.source import RolloutSource
 from podium.trainer.ppo.validation import Validator
+from podium.trainer.weight_sync import WeightSync
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
 
@@ -52,6 +53,9 @@ class PPOTrainer:
         self.critic, self.ref = groups.get("critic"), groups.get("ref")
         self.source, self.validator, self.tokenizer = source, validator, tokenizer
         self.tracking, self.timer = tracking, timer
+        self.weights = WeightSync(
+            config.actor_rollout_ref.rollout.weight_sync, groups["actor"], groups["rollout"], tracking, True
+        )
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
@@ -197,21 +201,10 @@ class PPOTrainer:
 
     def sync_weights(self) -> None:
         """Moves the actor's weights to the rollout under the next version, in one call."""
-        rollout = self.config.actor_rollout_ref.rollout
         with self.timer("weight_sync"):
-            reports = self.actor.sync_weights(self.weight_version + 1, rollout.dtype, rollout.weight_sync.verify)
-        self.weight_version += 1
+            self.weight_version, metrics = self.weights(self.weight_version, self.step)
         self.source.min_version = self.weight_version
-        slowest = max(report["seconds"] for report in reports)
-        self.metrics.update(
-            {
-                "weight_sync/version": self.weight_version,
-                "weight_sync/bytes": reports[0]["bytes"],
-                "weight_sync/verified_tensors": min(report["verified_tensors"] for report in reports),
-                "perf/weight_sync_gb_per_s": reports[0]["bytes"] / slowest / 1e9,
-                "perf/weight_sync_verify_s": max(report["verify_seconds"] for report in reports),
-            }
-        )
+        self.metrics.update(metrics)
 
     def validate(self) -> dict[str, float]:
         """Validates and logs; before the first step at once, later with the step's metrics."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 
 Tensors = dict[str, torch.Tensor]
@@ -61,6 +62,10 @@ class TrainEngine(ABC):
     @abstractmethod
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights, whole, under their Hugging Face names, one at a time. Every rank must iterate to the end."""
+
+    @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """What this rank holds of the weights, as views of its own memory. Not a collective."""
 
     @abstractmethod
     def save(self, path: str) -> None:

@@ -10,9 +10,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from podium.models.hf import disable_dropout, transformer_blocks, write_hf
+from podium.models.hf_layout import checkpoint_pieces
 from podium.utils.device import device, init_distributed
+from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import (
     LossFn,
@@ -125,6 +128,12 @@ class FSDPEngine(TrainEngine):
             local = parameter.detach().to(dtype)
             yield name, local.full_tensor() if isinstance(local, DTensor) else local
 
+    def pieces(self) -> list[Piece]:
+        self._reshard()
+        shards = [(name, *_local_shard(parameter)) for name, parameter in self._module.named_parameters()]
+        config: Any = self._module.config
+        return checkpoint_pieces(config.model_type, shards)
+
     def _reshard(self) -> None:
         """Puts the master weights back in place.
 
@@ -174,6 +183,14 @@ class FSDPEngine(TrainEngine):
 
     def _is_writer(self) -> bool:
         return torch.distributed.get_rank() == 0
+
+
+def _local_shard(parameter: torch.nn.Parameter) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Where this rank's part of a parameter starts, and that part: rows, in chunks of which the last may be shorter."""
+    if not isinstance(parameter, DTensor):
+        return (0,) * parameter.dim(), parameter.data
+    _, starts = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    return tuple(starts), parameter.to_local().detach()
 
 
 def _exactly(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,14 @@
 """The rollout interface: requests in, tokens out. Every schedule (synchronous, partial, multi-turn) uses this one."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from podium.utils.errors import UserError
+from podium.utils.piece import Piece
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
@@ -112,20 +114,8 @@ class RolloutEngine(ABC):
         """Requests submitted and not yet returned."""
 
     @abstractmethod
-    def load_weights(self, weights: NamedTensors) -> None:
-        """Copies tensors, under their Hugging Face names, into the engine's own parameters.
-
-        Raises:
-            RuntimeError: parameters of the engine that no tensor filled.
-        """
-
-    @abstractmethod
-    def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
-        """The weights that generation really uses, under Hugging Face names, to verify a sync against.
-
-        Args:
-            shapes: the tensors sent, by name. Engines that fuse some of them (qkv, gate/up) hand back the parts.
-        """
+    def pieces(self) -> list[Piece]:
+        """Everything that a checkpoint fills of what generation uses, as views: writing to them changes the policy."""
 
     @abstractmethod
     def drop_caches(self) -> None:
@@ -135,8 +125,8 @@ class RolloutEngine(ABC):
     def shutdown(self) -> None:
         """Frees the engine's memory and processes."""
 
-    def update_weights(self, version: int, weights: NamedTensors) -> None:
-        """Takes new weights and, only when all are in, the new version.
+    def begin_update(self, version: int) -> None:
+        """Says that `version` is coming; changes nothing.
 
         Raises:
             ValueError: the version is not newer than the one held.
@@ -150,10 +140,40 @@ class RolloutEngine(ABC):
             raise RuntimeError(
                 f"{self.num_unfinished} requests are running: abort or finish them before a weight update"
             )
-        self.weight_version = -1  # a failure half-way leaves an engine that refuses to generate
-        self.load_weights(weights)
+
+    def overwrite(self) -> None:
+        """To be called before anything is written to `pieces`: until `finish_update`, generation is refused."""
+        self.weight_version = -1
+
+    def finish_update(self, version: int) -> None:
+        """Everything has been written to `pieces`: generation goes on, as `version`."""
         self.drop_caches()
         self.weight_version = version
+
+    def update_weights(self, version: int, weights: NamedTensors) -> None:
+        """Takes whole tensors, under their Hugging Face names, as `version`.
+
+        Raises:
+            ValueError, RuntimeError: as `begin_update`.
+            RuntimeError: parameters of the engine that no tensor filled, or tensors that it has no place for.
+        """
+        self.begin_update(version)
+        self.overwrite()
+        wanted: dict[str, list[Piece]] = defaultdict(list)
+        for piece in self.pieces():
+            wanted[piece.name].append(piece)
+        unknown = []
+        for name, tensor in weights:
+            for piece in wanted.get(name, []):
+                box = tuple(slice(start, stop) for start, stop in zip(piece.starts, piece.stops, strict=True))
+                piece.tensor.copy_(tensor.detach()[box])
+            if wanted.pop(name, None) is None:
+                unknown.append(name)
+        if wanted or unknown:
+            problems = [f"no weights came for {len(wanted)} tensors, the first {min(wanted)}"] if wanted else []
+            problems += [f"the engine has no {', '.join(unknown[:5])}"] if unknown else []
+            raise RuntimeError("; ".join(problems))
+        self.finish_update(version)
 
     def generate(self, requests: list[Request], min_version: int) -> dict[str, Output]:
         """Runs requests to their end. Returns outputs by request id.

@@ -7,8 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from podium.models.hf import load_hf_config
+from podium.models.hf_layout import checkpoint_pieces
 from podium.utils.device import device
-from podium.workers.rollout.base import NamedTensors, Output, Request, RolloutEngine
+from podium.utils.piece import Piece
+from podium.workers.rollout.base import Output, Request, RolloutEngine
 
 
 @dataclass
@@ -152,18 +154,9 @@ class HFRollout(RolloutEngine):
         self._keep([i for i, row in enumerate(self._rows) if row.request.request_id not in wanted])
         return [self._output(row, "abort") for row in running + waiting]
 
-    @torch.no_grad()
-    def load_weights(self, weights: NamedTensors) -> None:
-        parameters = dict(self._model.named_parameters())
-        missing = set(parameters)
-        for name, tensor in weights:
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-        if missing:
-            raise RuntimeError(f"no weights came for {len(missing)} parameters, the first {min(missing)}")
-
-    def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
-        return self._model.named_parameters()
+    def pieces(self) -> list[Piece]:
+        parameters = [(name, (0,) * p.dim(), p.data) for name, p in self._model.named_parameters()]
+        return checkpoint_pieces(self._model.config.model_type, parameters)
 
     def drop_caches(self) -> None:
         """No cache outlives a batch."""

@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import psutil
 import torch
 
 from podium.utils.device import is_cuda, preserve_torch_state
-from podium.workers.rollout.base import NamedTensors, Output, Request, RolloutEngine, SamplingParams
+from podium.utils.piece import Piece
+from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
+from podium.workers.rollout.vllm_layout import keep_natural_experts, repack_experts, vllm_pieces
 
 
 class VLLMRollout(RolloutEngine):
@@ -128,22 +130,16 @@ class VLLMRollout(RolloutEngine):
         sampling = self._running.pop(request_id)
         return Output(request_id, tokens, log_probs, reason, sampling, [self.weight_version] * len(tokens))
 
-    def load_weights(self, weights: NamedTensors) -> None:
-        sent: set[str] = set()
+    def pieces(self) -> list[Piece]:
+        return vllm_pieces(self._model())
 
-        def noted() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in weights:
-                sent.add(name)
-                yield name, tensor
-
+    def _model(self) -> torch.nn.Module:
         [model] = self._llm.apply_model(lambda model: model)
-        missing = _unfilled(model, model.load_weights(noted()), sent)
-        if missing:
-            raise RuntimeError(f"no weights came for {len(missing)} parameters, the first {missing[0]}")
+        return model
 
-    def read_weights(self, shapes: dict[str, torch.Size]) -> NamedTensors:
-        [model] = self._llm.apply_model(lambda model: model)
-        return _unfuse(model, shapes)
+    def finish_update(self, version: int) -> None:
+        repack_experts(self._model())
+        super().finish_update(version)
 
     def drop_caches(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -153,46 +149,6 @@ class VLLMRollout(RolloutEngine):
         self._engine.engine_core.shutdown()
         del self._engine, self._llm
         _free_memory()
-
-
-def _unfuse(model: torch.nn.Module, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
-    """vLLM's parameters under the names of the Hugging Face tensors they were loaded from (tp 1).
-
-    vLLM stacks q, k, v and gate, up along dim 0 and says so in each model's `packed_modules_mapping`.
-    """
-    for name, parameter in model.named_parameters():
-        start = 0
-        for part in _parts(model, name):
-            if part not in shapes:  # a tied head, say: vLLM has a name for it, the sender has none
-                continue
-            rows = shapes[part][0]
-            yield part, parameter.data[start : start + rows]
-            start += rows
-
-
-def _parts(model: torch.nn.Module, name: str) -> list[str]:
-    """The Hugging Face names that vLLM's parameter `name` stacks, in order."""
-    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    prefix, _, leaf = name.rpartition(".")
-    parent, _, module = prefix.rpartition(".")
-    return [f"{parent}.{part}.{leaf}" for part in packed[module]] if module in packed else [name]
-
-
-def _unfilled(model: torch.nn.Module, taken: set[str] | None, sent: set[str]) -> list[str]:
-    """Parameters, or parts of stacked ones, that no tensor was loaded into.
-
-    Args:
-        taken: vLLM's names of what it loaded, a stacked parameter as soon as one part came; None where the model's
-            loader does not say.
-    """
-    missing = []
-    for name, _ in model.named_parameters():
-        parts = _parts(model, name)
-        if taken is not None and name not in taken:
-            missing.append(name)
-        elif sent.intersection(parts):
-            missing += [part for part in parts if part not in sent]
-    return missing
 
 
 def _prepare_vllm() -> None:
@@ -213,6 +169,7 @@ def _prepare_vllm() -> None:
         # The CPU build repacks each linear weight and drops the original. Keeping it lets a sync write in place, lets
         # the sync be verified against what generation really multiplies by, and keeps a tied head tied.
         layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
+        keep_natural_experts()
     import vllm.v1.engine.core
 
     # When an engine is shut down, or merely collected, vLLM destroys the process groups: the default one, which here is

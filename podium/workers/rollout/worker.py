@@ -6,13 +6,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
-from podium.protocol import DataProto, Dispatch, Worker, register
+from podium.models.hf_layout import checkpoint_tensors
+from podium.protocol import DataProto, Dispatch, register
 from podium.utils.device import init_distributed
 from podium.utils.errors import UserError
 from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
+from podium.workers.weight_sync.role import Source, SyncRole
 
 
-class RolloutWorker(Worker):
+class RolloutWorker(SyncRole):
     """Generates with one engine on each rank.
 
     Args:
@@ -59,7 +61,7 @@ class RolloutWorker(Worker):
             gradient_checkpointing=False,
             trust_remote_code=self._trust_remote_code,
         )
-        self.engine.update_weights(0, ((name, parameter.detach()) for name, parameter in model.named_parameters()))
+        self.engine.update_weights(0, checkpoint_tensors(model))
 
     def _build(self) -> RolloutEngine:
         if self._config.name == "vllm":
@@ -85,6 +87,9 @@ class RolloutWorker(Worker):
                 trust_remote_code=self._trust_remote_code,
             )
         raise UserError(f"actor_rollout_ref.rollout.name={self._config.name}: expected vllm or hf")
+
+    def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
+        return "rollout", None, self.engine
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, data: DataProto) -> DataProto:

@@ -1,0 +1,145 @@
+"""vLLM's parameters as boxes of the Hugging Face tensors that they are fused and sharded from."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from podium.utils.piece import Piece
+
+# What the modules of these names stack along dim 0; a model's `packed_modules_mapping` may say otherwise.
+_STACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+_Rows = tuple[str, int, int]
+"""Name of a whole tensor, the first of its rows that are here, and how many are."""
+
+
+def vllm_pieces(model: torch.nn.Module) -> list[Piece]:
+    """What this tensor-parallel rank holds of each tensor of the checkpoint, as views of its parameters.
+
+    Padding (of the vocabulary, of an expert's width) belongs to no piece. A head tied to the embedding shares its
+    parameter and appears once, under the embedding's name.
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    stacked = {**_STACKED, **getattr(model, "packed_modules_mapping", {})}
+    pieces: list[Piece] = []
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, RoutedExperts):
+            pieces += _experts(prefix, module)
+            continue
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if parameter.data_ptr() in seen:
+                continue
+            seen.add(parameter.data_ptr())
+            pieces += _pieces(prefix, module, leaf, parameter.data, stacked)
+    return pieces
+
+
+def _pieces(prefix: str, module: Any, leaf: str, data: torch.Tensor, stacked: dict[str, list[str]]) -> Iterator[Piece]:
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    name = f"{prefix}.{leaf}"
+    if isinstance(module, RowParallelLinear) and data.dim() == 2:
+        yield _columns(name, data, module.tp_rank)
+        return
+    parent, _, own = prefix.rpartition(".")
+    parts = [f"{parent}.{part}.{leaf}" for part in stacked[own]] if own in stacked else [name]
+    start = 0
+    for whole, first, count in _row_ranges(module, parts, data):
+        yield _rows(whole, first, data[start : start + count])
+        start += count
+
+
+def _row_ranges(module: Any, parts: list[str], data: torch.Tensor) -> Iterator[_Rows]:
+    """The runs of rows in a parameter of `module`, in order, when it stacks the tensors `parts`."""
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    if isinstance(module, QKVParallelLinear):
+        q, k, v = parts
+        key_rank = module.tp_rank // module.num_kv_head_replicas  # more ranks than key heads: neighbours share one
+        heads, key_heads = module.num_heads, module.num_kv_heads
+        yield q, module.tp_rank * heads * module.head_size, heads * module.head_size
+        yield k, key_rank * key_heads * module.head_size, key_heads * module.head_size
+        yield v, key_rank * key_heads * module.v_head_size, key_heads * module.v_head_size
+    elif isinstance(module, MergedColumnParallelLinear):
+        assert len(parts) == len(module.output_sizes), f"{parts} for {len(module.output_sizes)} stacked parts"
+        for part, size in zip(parts, module.output_sizes, strict=True):
+            rows = size // module.tp_size
+            yield part, module.tp_rank * rows, rows
+    elif isinstance(module, VocabParallelEmbedding):
+        assert module.num_added_embeddings == 0, "a vocabulary enlarged for LoRA"
+        first, last = module.shard_indices.org_vocab_start_index, module.shard_indices.org_vocab_end_index
+        yield parts[0], first, last - first
+    elif isinstance(module, ColumnParallelLinear):
+        yield parts[0], module.tp_rank * len(data), len(data)
+    else:
+        assert len(parts) == 1, f"{type(module).__name__} stacks {parts}"
+        yield parts[0], 0, len(data) if data.dim() else 0
+
+
+def _rows(name: str, first: int, data: torch.Tensor) -> Piece:
+    if not data.dim():
+        return Piece(name, (), (), data)
+    rest = tuple(data.shape[1:])
+    return Piece(name, (first, *(0 for _ in rest)), (first + len(data), *rest), data)
+
+
+def _columns(name: str, data: torch.Tensor, tp_rank: int) -> Piece:
+    rows, width = data.shape
+    return Piece(name, (0, tp_rank * width), (rows, (tp_rank + 1) * width), data)
+
+
+def _experts(prefix: str, layer: Any) -> Iterator[Piece]:
+    """Experts e of a layer: ``w13[e]`` stacks gate and up, sharded by rows; ``w2[e]`` is down, sharded by columns."""
+    config = layer.moe_config
+    width, hidden, rank = config.intermediate_size_per_partition_unpadded, config.hidden_dim_unpadded, config.tp_rank
+    w13, w2 = natural_experts(layer)
+    block = prefix.removesuffix(".routed_experts")
+    padded = w13.shape[1] // 2
+    for expert in range(layer.global_num_experts):
+        local = layer.expert_map_manager.map_global_to_local(expert)
+        if local < 0:  # another rank's
+            continue
+        name = f"{block}.{expert}."
+        gate, up = w13[local, :width, :hidden], w13[local, padded : padded + width, :hidden]
+        yield _rows(f"{name}{layer.ckpt_gate_proj_name}.weight", rank * width, gate)
+        yield _rows(f"{name}{layer.ckpt_up_proj_name}.weight", rank * width, up)
+        yield _columns(f"{name}{layer.ckpt_down_proj_name}.weight", w2[local, :hidden, :width], rank)
+
+
+def natural_experts(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """``w13`` (experts, 2 x width, hidden) and ``w2`` (experts, hidden, width) of a layer, as they are loaded.
+
+    The CPU build's kernel reads a repacked copy: `keep_natural_experts` lets it keep these beside it.
+    """
+    kept = getattr(layer, "podium_natural", None)
+    return kept if kept is not None else (layer.w13_weight.data, layer.w2_weight.data)
+
+
+def keep_natural_experts() -> None:
+    """Makes the CPU build keep experts as loaded beside the copy that it repacks for its kernel."""
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    repack = CPUUnquantizedExperts.process_weights_after_loading
+    if hasattr(repack, "podium_natural"):
+        return
+
+    def keep(self: Any, layer: Any) -> None:
+        self._pad_moe_intermediate(layer)
+        layer.podium_natural = (layer.w13_weight.data, layer.w2_weight.data)
+        repack(self, layer)
+
+    keep.podium_natural = True  # type: ignore[attr-defined]
+    CPUUnquantizedExperts.process_weights_after_loading = keep
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """Brings the kernel's copies up to date with the experts as loaded, where there are two."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "podium_natural")]
+    for layer in layers:
+        isa = layer.quant_method.moe_kernel.fused_experts.isa
+        for packed, natural in zip((layer.w13_weight, layer.w2_weight), layer.podium_natural, strict=True):
+            torch.ops._C.prepack_moe_weight(natural, packed.data, isa)

@@ -1,0 +1,288 @@
+"""What every transport is: one object in each process that takes part, made once and called once for each version."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from podium.utils.device import device
+from podium.utils.piece import Piece
+from podium.workers.rollout.base import RolloutEngine
+from podium.workers.weight_sync.lane import Bucket, Lane, Views, lanes_of, local_lanes
+from podium.workers.weight_sync.plan import ReshardPlan
+
+# "sample" checks every 8th bucket of a lane (of fewer, one), another eighth at each version.
+_SAMPLE_STRIDE = 8
+
+
+TRANSPORT_KEY = "actor_rollout_ref.rollout.weight_sync.transport"
+
+
+class WeightSyncError(RuntimeError):
+    """A version did not arrive, or not as it was sent."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process of a sync, and where it runs."""
+
+    label: str
+    """Its name in messages: ``actor rank 0``."""
+    host: str
+    """Alike for the processes of one machine, and for no others."""
+    device: str
+    """UUID of its GPU; ``cpu`` without one."""
+    is_source: bool
+    """It holds weights of the trainer."""
+    is_destination: bool
+    """It holds weights of the rollout."""
+
+    def shares_device(self, other: "Place") -> bool:
+        """Whether memory can be handed from one to the other."""
+        return (self.host, self.device) == (other.host, other.device)
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """How careful, in what portions, and how patient a sync is."""
+
+    verify: str = "full"
+    """``off``, ``sample`` or ``full``: which buckets are compared, bit for bit, with what generation then uses."""
+    bucket_bytes: int = 32 << 20
+    timeout_s: float = 300.0
+    """Longest that a sync may take."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a process knows of the sync that it takes part in: as a source, as a destination, or as both.
+
+    Processes are numbered from 0 as in the plan; one that is both has one number.
+    """
+
+    plan: ReshardPlan
+    rank: int
+    """Of this process."""
+    places: Sequence[Place]
+    """Of each process."""
+    rendezvous: tuple[str, int]
+    """Address of process 0 and a port that is free there: where processes that share nothing else meet."""
+    settings: SyncSettings
+    source: Callable[[], list[Piece]] | None = None
+    """The trainer's memory; asked for at each sync, as an engine may move its parameters."""
+    engine: RolloutEngine | None = None
+
+    @property
+    def label(self) -> str:
+        """This process in messages."""
+        return self.places[self.rank].label
+
+    @cached_property
+    def lanes(self) -> list[Lane]:
+        """Between this process and others, in an order that all processes share."""
+        return lanes_of(self.plan, self.rank, self.settings.bucket_bytes)
+
+    @cached_property
+    def local(self) -> list[Lane]:
+        """From the trainer to the engine of this process: one lane, or none."""
+        return local_lanes(self.plan, self.rank, self.settings.bucket_bytes)
+
+
+@dataclass
+class SyncReport:
+    """What one process did for one version."""
+
+    version: int
+    transport: str
+    buckets: int = 0
+    """Written to the engine."""
+    bytes_sent: int = 0
+    """That left this process."""
+    bytes_received: int = 0
+    """That came from other processes and were written to the engine."""
+    bytes_local: int = 0
+    """Copied from the trainer to the engine within this process."""
+    seconds: float = 0.0
+    """From the call to the new version, without verification."""
+    verified_buckets: int = 0
+    verify_seconds: float = 0.0
+
+
+class Deadline:
+    """The time that a sync has left, and who is waiting."""
+
+    def __init__(self, seconds: float, version: int, label: str):
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._version, self._label = version, label
+
+    def left(self, phase: str) -> float:
+        """Seconds, more than 0.
+
+        Raises:
+            WeightSyncError: there are none.
+        """
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise self.error(phase, f"not done within {self._seconds:g} s")
+        return left
+
+    def error(self, phase: str, what: str) -> WeightSyncError:
+        """Says who was doing what, and what became of it."""
+        return WeightSyncError(f"weight sync {self._version}: {self._label}: {phase}: {what}")
+
+
+class Sync:
+    """One version on its way through one process: what `Transport.transfer` works with."""
+
+    def __init__(self, link: Link, version: int, transport: str):
+        self.link, self.version = link, version
+        self.report = SyncReport(version, transport)
+        self.deadline = Deadline(link.settings.timeout_s, version, link.label)
+        self._source = Views(link.source()) if link.source is not None else None
+        self._destination = Views(link.engine.pieces()) if link.engine is not None else None
+        self._scratch: torch.Tensor | None = None
+
+    def pack(self, lane: Lane, index: int, buffer: torch.Tensor) -> int:
+        """Fills a buffer (uint8) with a bucket from the trainer's memory; returns its checksum.
+
+        The checksum is 0 where the bucket is not verified at this version.
+        """
+        assert self._source is not None
+        bucket = lane.buckets[index]
+        bucket.pack(self._source, buffer)
+        if not self._is_verified(lane, index):
+            return 0
+        with self._verifying():
+            return bucket.checksum(buffer)
+
+    def deliver(self, lane: Lane, index: int, buffer: torch.Tensor, expected: int) -> None:
+        """Writes a bucket into the engine and compares what the engine then holds with the sender's checksum.
+
+        Raises:
+            WeightSyncError: they differ.
+        """
+        bucket = lane.buckets[index]
+        assert self.link.engine is not None and self._destination is not None
+        self.link.engine.overwrite()
+        bucket.unpack(buffer, self._destination)
+        self.report.buckets += 1
+        self.report.bytes_received += bucket.nbytes
+        if not self._is_verified(lane, index):
+            return
+        with self._verifying():
+            if self._scratch is None or len(self._scratch) < bucket.nbytes:
+                self._scratch = make_buffer(bucket.nbytes)
+            bucket.pack(self._destination, self._scratch)
+            equal = bucket.checksum(self._scratch) == expected
+        self._verified(bucket, equal)
+
+    def copy(self, lane: Lane, index: int) -> None:
+        """Moves a bucket from the trainer to the engine of this process.
+
+        Raises:
+            WeightSyncError: the engine then does not hold the trainer's bits.
+        """
+        bucket = lane.buckets[index]
+        assert self.link.engine is not None and self._source is not None and self._destination is not None
+        self.link.engine.overwrite()
+        bucket.copy(self._source, self._destination)
+        self.report.buckets += 1
+        self.report.bytes_local += bucket.nbytes
+        if not self._is_verified(lane, index):
+            return
+        with self._verifying():
+            equal = bucket.equal(self._source, self._destination)
+        self._verified(bucket, equal)
+
+    def copy_local(self) -> None:
+        """Copies all that stays in this process."""
+        for lane in self.link.local:
+            for index in range(len(lane.buckets)):
+                self.copy(lane, index)
+
+    def _is_verified(self, lane: Lane, index: int) -> bool:
+        verify, stride = self.link.settings.verify, min(_SAMPLE_STRIDE, len(lane.buckets))
+        return verify == "full" or (verify == "sample" and (index + self.version) % stride == 0)
+
+    def _verified(self, bucket: Bucket, equal: bool) -> None:
+        self.report.verified_buckets += 1
+        if not equal:
+            names = list(dict.fromkeys(part.name for part in bucket.parts))
+            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise self.deadline.error("verification", f"the rollout does not hold the bits that were sent, of {some}")
+
+    @contextmanager
+    def _verifying(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.report.verify_seconds += time.perf_counter() - began
+
+
+class Transport(ABC):
+    """Moves versions over a link.
+
+    `sync` is called in every process of the link for the same version, and returns when this process has done its
+    part: a destination then generates with the new version. Where it raises, a destination that nothing was written to
+    still has its old version, and any other refuses to generate.
+
+    What is kept from sync to sync (buffers, process groups) is set up in `connect`, which every process of the link
+    calls together, and freed in `close`.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, link: Link):
+        self.link = link
+
+    @classmethod
+    @abstractmethod
+    def check(cls, places: Sequence[Place]) -> None:
+        """Refuses processes that it cannot connect.
+
+        Raises:
+            UserError: says what it needs.
+        """
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Allocates buffers and meets the other processes."""
+
+    @abstractmethod
+    def transfer(self, sync: Sync) -> None:
+        """Sends what this process has to send and delivers what it has to receive.
+
+        Raises:
+            WeightSyncError: with the rank and the phase, made by `sync.deadline.error`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what `connect` allocated."""
+
+    def sync(self, version: int) -> SyncReport:
+        """Sends and receives `version`.
+
+        Raises:
+            ValueError: the engine has that version or a newer one.
+            RuntimeError: the engine is generating.
+            WeightSyncError: the version did not arrive as it was sent.
+        """
+        began, engine = time.perf_counter(), self.link.engine
+        sync = Sync(self.link, version, self.name)
+        if engine is not None:
+            engine.begin_update(version)
+        self.transfer(sync)
+        if engine is not None:
+            engine.finish_update(version)
+        sync.report.seconds = time.perf_counter() - began - sync.report.verify_seconds
+        return sync.report
+
+
+def make_buffer(nbytes: int) -> torch.Tensor:
+    """Bytes on this rank's device, uninitialised."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device())
