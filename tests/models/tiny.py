@@ -4,7 +4,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 VOCABULARY = 101  # vLLM pads it to 128
 EOS, PAD = 1, 0
@@ -31,6 +46,17 @@ _CLASSES = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"tie_word_embeddings": True}),
 }
 ARCHITECTURES = tuple(_CLASSES)
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+_CLASSES |= {
+    "mistral": (MistralForCausalLM, MistralConfig, {"tie_word_embeddings": False, "sliding_window": 7}),
+    "gemma": (GemmaForCausalLM, GemmaConfig, {"tie_word_embeddings": True}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, _EXPERTS),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {**_EXPERTS, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    ),
+}
 
 
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> torch.nn.Module:

@@ -116,6 +116,7 @@ def transformer_config(
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,  # weights are loaded
         **_parallel_fields(layout, layers),
+        **_window_fields(hf_config),
         **(_expert_fields(hf_config, family) if family.expert_ffn_field else {}),
         **(
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -204,6 +205,21 @@ def _expert_fields(hf_config: Any, family: Architecture) -> dict[str, Any]:
     }
 
 
+def _window_fields(hf_config: Any) -> dict[str, Any]:
+    """Which layers see only the tokens before them that fit a window."""
+    layers = hf_config.num_hidden_layers
+    slides = getattr(hf_config, "sliding_window", None) and getattr(hf_config, "use_sliding_window", True)
+    kinds = getattr(hf_config, "layer_types", None) or ["sliding_attention" if slides else "full_attention"] * layers
+    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+        raise UserError(f"layer_types has {unknown[0]}: strategy=megatron knows full_attention and sliding_attention")
+    if "sliding_attention" not in kinds:
+        return {}
+    return {
+        "window_size": (hf_config.sliding_window - 1, 0),
+        "window_attn_skip_freq": [int(kind == "sliding_attention") for kind in kinds],
+    }
+
+
 def _activation(hf_config: Any) -> Any:
     known = {"silu": silu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
     if hf_config.hidden_act not in known:
@@ -217,13 +233,6 @@ def _refuse_unknown_fields(hf_config: Any) -> None:
     for name, value in hf_config.to_dict().items():
         if name not in _READ | _WITHOUT_EFFECT and value != defaults.get(name) and value not in (None, False):
             raise UserError(f"{hf_config.model_type} with {name}={value!r} is not supported by strategy=megatron")
-    layer_types = getattr(hf_config, "layer_types", None) or ["full_attention"]
-    slides = getattr(hf_config, "sliding_window", None) and getattr(hf_config, "use_sliding_window", True)
-    if slides or set(layer_types) != {"full_attention"}:
-        raise UserError(
-            f"sliding_window={getattr(hf_config, 'sliding_window', None)}: strategy=megatron attends to the whole "
-            "sequence; set it to null in config.json where sequences are shorter than the window, or use strategy=fsdp"
-        )
 
 
 def _check_split(hf_config: Any, layout: MegatronLayout, family: Architecture) -> None:

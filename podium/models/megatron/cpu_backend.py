@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,14 +36,6 @@ _MODULES = (
     "dist_checkpointing.serialization",
     "dist_checkpointing.strategies.torch",
     "dist_checkpointing.strategies.fully_parallel",
-)
-
-# Said on every rank, of what is so by design or in megatron-core's own calls.
-_EXPECTED_WARNINGS = (
-    "(Transformer Engine and )?Apex (is|are) not installed",
-    "full scope is deprecated",
-    "When using async grad allreduce it is recommended to set the environment variable CUDA_DEVICE_MAX_CONNECTIONS",
-    r"`torch\.distributed\.\w+` is deprecated",
 )
 
 
@@ -82,8 +73,6 @@ def install() -> None:
         return
     if importlib.util.find_spec("megatron") is None:
         raise UserError("strategy=megatron needs megatron-core: pip install 'podium[megatron]'")
-    for message in _EXPECTED_WARNINGS:
-        warnings.filterwarnings("ignore", message)
     for name in _MODULES:
         importlib.import_module(f"megatron.core.{name}")
     _mend_missing_transformer_engine()

@@ -9,6 +9,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from podium.models.megatron.context import gathered_order
@@ -62,6 +63,8 @@ class Attention(MegatronModule):
     ):
         super().__init__(config=config)
         self._scale, self._cp = softmax_scale, pg_collection.cp
+        slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self._window = config.window_size[0] + 1 if slides else None
 
     def forward(
         self,
@@ -105,7 +108,7 @@ class Attention(MegatronModule):
         parts = []
         for start, chunk in self._chunks(query):
             stop = start + chunk.shape[2]
-            mask = _mask(start, stop, valid, query.device)
+            mask = _mask(start, stop, self._window, valid, query.device)
             parts.append(
                 scaled_dot_product_attention(
                     chunk,
@@ -130,11 +133,20 @@ class Attention(MegatronModule):
         yield (2 * size - 1 - rank) * half, query[:, :, half:]
 
 
-def _mask(start: int, stop: int, valid: torch.Tensor | None, where: torch.device) -> torch.Tensor | None:
-    """True where queries at positions start..stop see keys at 0..stop; None for the plain causal mask."""
-    if start == 0 and valid is None:
+def _mask(
+    start: int, stop: int, window: int | None, valid: torch.Tensor | None, where: torch.device
+) -> torch.Tensor | None:
+    """True where queries at positions start..stop see keys at 0..stop; None for the plain causal mask.
+
+    With a window, a token sees itself and the window - 1 tokens before it.
+    """
+    if window is None or stop <= window:
+        window = stop
+    if start == 0 and valid is None and window == stop:
         return None
     seen = torch.ones(stop - start, stop, dtype=torch.bool, device=where).tril(diagonal=start)
+    if window < stop:
+        seen = seen.triu(diagonal=start - window + 1)
     if valid is None:
         return seen
     own = torch.ones_like(seen).tril(diagonal=start).triu(diagonal=start)

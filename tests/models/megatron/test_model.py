@@ -14,6 +14,8 @@ from tests.models.megatron.hosts import Part
 from tests.models.tiny import VOCABULARY, plain_logits, save_tiny, tiny_model
 
 LAYERS = 4
+DENSE = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gemma")
+EXPERTS = ("qwen3_moe", "mixtral")
 Layout = MegatronLayout
 
 QUICK = [
@@ -35,6 +37,20 @@ SLOW = [
     (4, Layout(tp=2, cp=2)),
     (4, Layout(pp=2, cp=2)),
 ]
+# With experts, tensor parallel needs sequence parallel.
+SLOW_EXPERTS = [
+    (1, Layout()),
+    (2, Layout()),
+    (2, Layout(pp=2)),
+    (2, Layout(cp=2)),
+    (2, Layout(tp=2, sequence_parallel=True)),
+    (2, Layout(tp=2, ep=2, sequence_parallel=True)),
+    (4, Layout(ep=2)),
+    (4, Layout(ep=4)),
+    (4, Layout(pp=2, ep=2)),
+    (4, Layout(tp=2, ep=2, sequence_parallel=True)),
+    (4, Layout(tp=2, pp=2, vpp=2, ep=2, sequence_parallel=True)),
+]
 
 
 def cases(layouts: list[tuple[int, Layout]]) -> list[Any]:
@@ -52,10 +68,7 @@ def rows() -> list[list[int]]:
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("megatron")
-    return {name: save_tiny(name, root / name, num_hidden_layers=LAYERS) for name in ARCHITECTURES}
-
-
-ARCHITECTURES = ("llama", "llama_tied", "qwen2", "qwen3")
+    return {name: save_tiny(name, root / name, num_hidden_layers=LAYERS) for name in DENSE + EXPERTS}
 
 
 def assemble(parts_by_rank: list[list[Part]], rows: list[list[int]]) -> list[torch.Tensor]:
@@ -91,8 +104,19 @@ def test_a_model_equals_hugging_face(ranks: Ranks, number: int, layout: Layout, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "layout"), cases(QUICK + SLOW))
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", DENSE)
 def test_every_layout_of_every_architecture_equals_hugging_face(
     ranks: Ranks, number: int, layout: Layout, name: str, saved, rows
 ):
+    equals_hugging_face(ranks(number), layout, name, saved[name], rows)
+
+
+def test_experts_on_two_ranks_equal_hugging_face(ranks: Ranks, saved, rows):
+    equals_hugging_face(ranks(2), Layout(ep=2), "qwen3_moe", saved["qwen3_moe"], rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "layout"), cases(SLOW_EXPERTS))
+@pytest.mark.parametrize("name", EXPERTS)
+def test_every_layout_of_experts_equals_hugging_face(ranks: Ranks, number: int, layout: Layout, name: str, saved, rows):
     equals_hugging_face(ranks(number), layout, name, saved[name], rows)
