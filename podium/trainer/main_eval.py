@@ -1,6 +1,7 @@
 """Scores of responses in a file: ``python3 -m podium.trainer.main_eval key=value ...`` (``--help`` lists the keys)."""
 
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ def evaluate(config: EvalConfig) -> dict[str, dict[str, float]]:
     import pyarrow.parquet as pq
 
     from podium.utils.data_files import RowReader
-    from podium.workers.reward.functions import load_reward_function
-    from podium.workers.reward.inline import InlineScorer
+    from podium.workers.reward.build import build_scorer
 
     rows = RowReader(config.data.path, key="data.path")
     rows.require(config.data.response_key, "data.response_key")
@@ -42,12 +42,8 @@ def evaluate(config: EvalConfig) -> dict[str, dict[str, float]]:
     flat = [request for of_row in requests for request in of_row]
     if not flat:
         raise UserError(f"data.path={', '.join(rows.files)}: no row has a response in '{config.data.response_key}'")
-    function = config.custom_reward_function
-    scorer = InlineScorer(load_reward_function(function.path, function.name, function.reward_kwargs), 16)
-    try:
+    with closing(build_scorer(config.reward_model, config.custom_reward_function)) as scorer:
         outcomes = scorer(flat)
-    finally:
-        scorer.close()
     failed = [outcome for outcome in outcomes if outcome.kind != "score"]
     if failed:
         print(f"{len(failed)} of {len(flat)} responses have no score; the first: {failed[0].kind}, {failed[0].reason}")

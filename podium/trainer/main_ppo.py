@@ -1,6 +1,7 @@
 """PPO and its relatives: ``python3 -m podium.trainer.main_ppo key=value ...`` (``--help`` lists the keys)."""
 
 import dataclasses
+from contextlib import closing, nullcontext
 from typing import Any
 
 from podium.trainer.cli import run_main
@@ -26,11 +27,11 @@ def train(config: PPOConfig) -> dict[str, float]:
     from podium.trainer.launch import resolve_device, worker_groups
     from podium.trainer.plugins import load_plugins
     from podium.trainer.ppo.plan import make_plan
-    from podium.trainer.ppo.preflight import check_reward_keys, check_rollout_correction
+    from podium.trainer.ppo.preflight import check_rewards, check_rollout_correction
     from podium.trainer.ppo.roles import build_roles, check_models, check_reward_tokenizer
     from podium.utils.dataset import EpochLoader
     from podium.utils.tracking import Tracking, check_loggers, make_run_dir
-    from podium.workers.reward.functions import load_reward_function
+    from podium.workers.reward.build import build_scorer
     from podium.workers.reward.manager import RewardManager
 
     check_loggers(config.trainer.logger)
@@ -54,13 +55,17 @@ def train(config: PPOConfig) -> dict[str, float]:
     roles = build_roles(config, plan, tokenizer)
     function, reward = config.custom_reward_function, None
     if function.path is not None or not config.reward_model.enable:
-        reward = RewardManager(load_reward_function(function.path, function.name, function.reward_kwargs), tokenizer)
-    check_reward_keys(config, reward.check(train_set[0]).extra if reward is not None else ())
+        scorer = build_scorer(config.reward_model, function)
+        reward = RewardManager(scorer, tokenizer, max_failure_rate=config.reward_model.max_failure_rate)
+        check_rewards(config, reward, [train_set] if val_set is None else [train_set, val_set])
     make_run_dir(config.trainer.default_local_dir)
+    if reward is not None:
+        reward.failures.keep_in(config.trainer.default_local_dir)
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
     print(plan.describe(config), flush=True)
     loader = EpochLoader(len(train_set), config.data.train_batch_size, config.data.seed, config.data.shuffle)
-    with worker_groups(config.trainer, device, roles, "ppo") as groups:
+    scoring = closing(reward) if reward is not None else nullcontext()
+    with scoring, worker_groups(config.trainer, device, roles, "ppo") as groups:
         for group in groups.values():
             group.init_model()
         with Tracking(
@@ -72,11 +77,7 @@ def train(config: PPOConfig) -> dict[str, float]:
             plan.total_steps,
         ) as tracking:
             trainer = _trainer(config, plan, groups, train_set, val_set, loader, reward, tokenizer, tracking)
-            try:
-                validation = trainer.fit()
-            finally:
-                if reward is not None:
-                    reward.close()
+            validation = trainer.fit()
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)
     return validation
 

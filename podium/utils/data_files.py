@@ -1,5 +1,6 @@
 """Rows of parquet and JSON-lines files, with a name for every row that an error can point to."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,9 +41,9 @@ class RowReader:
         return {**dict.fromkeys(self.columns), **self._parts[part].row(local)}
 
     def column(self, name: str) -> Iterator[Any]:
-        """The values of one column, row by row."""
+        """The values of one column, row by row; None in files without it."""
         for part in self._parts:
-            yield from part.column(name)
+            yield from part.column(name) if name in part.columns else itertools.repeat(None, len(part))
 
     def where(self, row: int) -> str:
         """What errors call a row: ``train.parquet row 3`` (counted from 0), ``train.jsonl line 4`` (from 1)."""

@@ -117,6 +117,23 @@ class PromptDataset:
         """The row as it is in the file."""
         return self._rows[self._index[item]]
 
+    @property
+    def columns(self) -> list[str]:
+        """Of the files."""
+        return self._rows.columns
+
+    def where(self, item: int) -> str:
+        """What errors call ``dataset[item]``: file and row."""
+        return self._rows.where(self._index[item])
+
+    def first_of_each_source(self) -> dict[str, int]:
+        """The first item of each ``data_source``."""
+        sources = list(self._rows.column("data_source"))
+        first: dict[str, int] = {}
+        for item, row in enumerate(self._index):
+            first.setdefault(sources[row] or "unknown", item)
+        return first
+
     def __getitem__(self, item: int) -> dict[str, Any]:
         index = self._index[item]
         row = self._rows[index]

@@ -6,6 +6,7 @@ Their imports are inside the fixtures: the tests of the pure functions below thi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def parts(task: SmallTask) -> Iterator[Parts]:
     from podium.trainer.ppo.plan import make_plan
     from podium.trainer.ppo.roles import build_roles
     from podium.utils.tokenizer import load_tokenizer
-    from podium.workers.reward.functions import load_reward_function
+    from podium.workers.reward.build import build_scorer
     from podium.workers.reward.manager import RewardManager
 
     argv = task.ppo(Path("nowhere"), actor_rollout_ref__actor__use_kl_loss="true", trainer__seed=3)
@@ -63,8 +64,9 @@ def parts(task: SmallTask) -> Iterator[Parts]:
     tokenizer = load_tokenizer(str(task.model))
     train, val = (prompts(config, file, tokenizer) for file in (task.train, task.val))
     plan = make_plan(config, len(train))
-    reward = RewardManager(load_reward_function(str(task.reward)), tokenizer)
-    with worker_groups(config.trainer, "cpu", build_roles(config, plan, tokenizer), "ppo") as groups:
+    reward = RewardManager(build_scorer(config.reward_model, config.custom_reward_function), tokenizer)
+    roles = build_roles(config, plan, tokenizer)
+    with closing(reward), worker_groups(config.trainer, "cpu", roles, "ppo") as groups:
         for group in groups.values():
             group.init_model()
         connect_groups([groups["actor"]], "colocated", SyncSettings())

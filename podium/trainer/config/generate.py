@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.trainer.config.reward import RewardFunctionConfig
+from podium.trainer.config.reward import RewardFunctionConfig, ScoringConfig
 from podium.trainer.config.rollout import RolloutConfig
 from podium.trainer.config.shared import ChatConfig, ModelConfig
 
@@ -64,6 +64,7 @@ class EvalDataConfig:
 class EvalConfig:
     data: EvalDataConfig = field(default_factory=EvalDataConfig)
     custom_reward_function: RewardFunctionConfig = field(default_factory=RewardFunctionConfig)
+    reward_model: ScoringConfig = field(default_factory=ScoringConfig)
     pass_threshold: float = 1.0
     """A response passes when it scores at least this."""
     pass_k: list[int] = field(default_factory=list)

@@ -27,7 +27,23 @@ class RewardModelPathConfig:
 
 
 @dataclass
-class RewardModelConfig:
+class ScoringConfig:
+    reward_manager: str = "naive"
+    """How responses are scored: naive (one call of the function a response) | batch (one call with all of them)."""
+    num_workers: int | None = None
+    """Processes that score; null takes one for each core, at most 32."""
+    timeout_s: float = 30.0
+    """Seconds for one response (batch: for one call). A process that is late is killed; the response has no score."""
+    memory_limit_mb: int | None = 4096
+    """MiB of memory that a scoring process may have of its own; null is no limit."""
+    max_concurrency: int = 64
+    """Responses that an async function works on at the same time."""
+    max_retries: int = 3
+    """Further attempts of an async function that raised, within timeout_s, at pauses that double from half a second."""
+
+
+@dataclass
+class RewardModelConfig(ScoringConfig):
     enable: bool = False
     """Score responses by a reward model. A custom_reward_function is added to it; none is needed."""
     model: RewardModelPathConfig = field(default_factory=RewardModelPathConfig)
@@ -42,6 +58,8 @@ class RewardModelConfig:
     function_weight: float = 1.0
     """Weight of the custom reward function's score beside it; 0 reports that score and does not train on it."""
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    max_failure_rate: float = 0.25
+    """Share of a batch that may be without a score (timeout, error, abstain); beyond it the run stops."""
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 

@@ -21,6 +21,7 @@ _CHOICES = {
     "dtype": _PRECISIONS,
     "lr_scheduler_type": ("constant", "cosine", "linear"),
     "truncation": ("error", "left", "right", "middle"),
+    "reward_manager": ("naive", "batch"),
     "device": ("auto", "cpu", "cuda"),
     "backend": ("ray", "local"),
 }
@@ -91,6 +92,11 @@ _RANGES = {
     "gpu_memory_utilization": _POSITIVE_SHARE,
     "rpc_timeout_s": _ABOVE_0,
     "batch_size": _AT_LEAST_1,
+    "reward_model.num_workers": _AT_LEAST_1,
+    "reward_model.timeout_s": _ABOVE_0,
+    "reward_model.memory_limit_mb": _Range(64),
+    "max_concurrency": _AT_LEAST_1,
+    "max_retries": _AT_LEAST_0,
     "max_failure_rate": _SHARE,
 }
 

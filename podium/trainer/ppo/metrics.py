@@ -3,14 +3,17 @@
 import torch
 
 from podium.protocol import DataProto
+from podium.trainer.ppo.scoring import scored_rows
 from podium.utils.torch_functional import masked_mean, masked_var
 
 
 def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
-    """Scores, rewards, advantages, returns, values and lengths of a batch of B responses.
+    """Scores, rewards, advantages, returns, values and lengths of the responses that have a score.
 
     Sequence sums for score and reward, valid tokens for the others.
     """
+    scored = scored_rows(batch)
+    batch = batch if scored.all() else batch.select_idxs(scored)
     assert batch.batch is not None
     tensors = batch.batch
     mask = tensors["response_mask"].bool()

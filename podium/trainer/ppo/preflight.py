@@ -8,6 +8,8 @@ from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.dynamic_sampling import METRICS
 from podium.trainer.ppo.registry import unknown_name
 from podium.trainer.ppo.rollout_correction import compute_rollout_correction
+from podium.utils.dataset import PromptDataset
+from podium.workers.reward.manager import RewardManager
 
 
 def check_rollout_correction(config: PPOConfig) -> None:
@@ -27,6 +29,24 @@ def check_rollout_correction(config: PPOConfig) -> None:
         correction.rollout_rs,
         correction.rollout_rs_threshold,
     )
+
+
+def check_rewards(config: PPOConfig, reward: RewardManager, datasets: Iterable[PromptDataset]) -> None:
+    """Scores one row of each data source, and compares the keys that come back with those that methods read.
+
+    Raises:
+        UserError: a reward function that does not work on a row (named by its file), or returns too little.
+    """
+    try:
+        for dataset in datasets:
+            for column in ("data_source", "reward_model"):
+                if column not in dataset.columns:
+                    print(f"data  {dataset.where(0)}: no column '{column}'; reward functions get None for it")
+            for item in dataset.first_of_each_source().values():
+                check_reward_keys(config, reward.check(dataset[item], dataset.where(item)).extra)
+    except BaseException:
+        reward.close()
+        raise
 
 
 def check_reward_keys(config: PPOConfig, returned: Iterable[str]) -> None:

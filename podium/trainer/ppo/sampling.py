@@ -79,7 +79,11 @@ def needs_refill(groups_kept: int, groups_wanted: int, num_gen_batches: int, max
 
 @torch.no_grad()
 def pf_ppo_resample(
-    scores: Tensor, method: str = "pow", weight_pow: float = 2.0, generator: torch.Generator | None = None
+    scores: Tensor,
+    method: str = "pow",
+    weight_pow: float = 2.0,
+    generator: torch.Generator | None = None,
+    draws: int | None = None,
 ) -> Tensor:
     """PF-PPO (arXiv 2409.06957): draws rows with replacement, those whose scores are more reliable more often.
 
@@ -89,9 +93,10 @@ def pf_ppo_resample(
             ``max_random`` 0.4 at the largest, else 0.1.
         weight_pow: exponent of ``pow``.
         generator: source of the draws; torch's own if None.
+        draws: how many; B if None.
 
     Returns:
-        Row numbers (B,), int64.
+        Row numbers (draws,), int64.
     """
     if method == "pow":
         weights = scores.double().abs().pow(weight_pow)
@@ -102,4 +107,5 @@ def pf_ppo_resample(
     else:
         raise unknown_name("algorithm.pf_ppo.reweight_method", method, PF_PPO_METHODS)
     # All scores 0 would leave nothing to draw from.
-    return torch.multinomial(weights.clamp(min=1e-8), scores.numel(), replacement=True, generator=generator)
+    draws = scores.numel() if draws is None else draws
+    return torch.multinomial(weights.clamp(min=1e-8), draws, replacement=True, generator=generator)

@@ -1,10 +1,17 @@
-"""The score of a response as training sees it: reward function and reward model, less the penalty for length."""
+"""The score of a response as training sees it: reward function and reward model, less the penalty for length.
 
+A response without a score takes no part: its ``response_mask`` becomes empty, so that no loss counts it, and
+``scored`` keeps it from the estimators and the metrics.
+"""
+
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from podium.protocol import DataProto
+from podium.trainer.ppo.estimator import Estimator
 from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.rewards import overlong_penalty
 from podium.utils.torch_functional import place_on_last_token
@@ -35,15 +42,18 @@ class Scoring:
         self._model, self._function_weight = model, function_weight
 
     def __call__(self, batch: DataProto) -> DataProto:
-        """Adds to `batch` what the reward function gives, and ``sequence_scores`` (B,): scores before the penalty."""
+        """Adds to `batch` its scores, and ``sequence_scores`` (B,): scores before the penalty.
+
+        Rows that are not ``scored`` have NaN there, and an empty ``response_mask``.
+        """
         assert batch.batch is not None
         mask = batch.batch["response_mask"]
         scored = self._reward(batch) if self._reward is not None else _nothing(mask)
         if self._model is not None:
             self._add_model(scored, batch, self._model)
         assert scored.batch is not None
-        scores = scored.batch["token_level_scores"]
-        scored.batch["sequence_scores"] = scores.sum(dim=-1)
+        scores, has_score = scored.batch["token_level_scores"], scored_rows(scored)
+        scored.batch["sequence_scores"] = torch.where(has_score, scores.sum(dim=-1), torch.nan)
         if self._buffer.enable:
             lengths = mask.sum(dim=-1)
             penalty = overlong_penalty(
@@ -51,10 +61,12 @@ class Scoring:
             )
             scored.batch["token_level_scores"] = scores + place_on_last_token(penalty, mask)
             scored.meta_info["metrics"] |= {
-                "reward/overlong_penalty/mean": float(penalty.mean()),
-                "reward/overlong/mean": float((penalty < 0).float().mean()),
+                "reward/overlong_penalty/mean": float(penalty[has_score].mean()),
+                "reward/overlong/mean": float((penalty < 0)[has_score].float().mean()),
             }
-        return batch.union(scored)
+        scored.meta_info["metrics"] |= _short_groups(batch.non_tensor_batch.get("uid"), has_score)
+        batch = batch.union(scored)
+        return batch if has_score.all() else leave_out(batch, ~has_score)
 
     def _add_model(self, scored: DataProto, batch: DataProto, model: ModelReward) -> None:
         assert scored.batch is not None and batch.batch is not None
@@ -62,8 +74,65 @@ class Scoring:
         function_part = self._function_weight * scored.batch["token_level_scores"]
         scored.batch["token_level_scores"] = function_part + place_on_last_token(reward, batch.batch["response_mask"])
         scored.meta_info["metrics"] |= metrics
+        if self._function_weight == 0:  # a score that is only reported may fail
+            scored.batch["scored"] = torch.ones(len(batch), dtype=torch.bool)
 
 
 def _nothing(mask: torch.Tensor) -> DataProto:
     """What a reward function gives, where there is none."""
     return DataProto.from_dict({"token_level_scores": torch.zeros(mask.shape)}, meta_info={"metrics": {}})
+
+
+def leave_out(batch: DataProto, rows: torch.Tensor) -> DataProto:
+    """A batch in which `rows`, (B,) bool, take no part in training."""
+    assert batch.batch is not None
+    batch = batch.select()
+    assert batch.batch is not None
+    batch.batch["scored"] = scored_rows(batch) & ~rows
+    mask = batch.batch["response_mask"]
+    batch.batch["response_mask"] = torch.where(rows.unsqueeze(-1), torch.zeros_like(mask), mask)
+    return batch
+
+
+def scored_rows(batch: DataProto) -> torch.Tensor:
+    """(B,) bool: rows that have a score; all of them where nothing says otherwise."""
+    assert batch.batch is not None
+    return batch.batch.get("scored", torch.ones(len(batch), dtype=torch.bool))
+
+
+def advantages_of_scored(
+    estimator: Estimator, batch: DataProto, rewards: torch.Tensor, algorithm: Any
+) -> dict[str, torch.Tensor]:
+    """``advantages`` and ``returns``, (B, R), as if the rows without a score did not exist; 0 in those rows.
+
+    Args:
+        rewards: (B, R), per token.
+        algorithm: configuration of the estimators.
+    """
+    scored = scored_rows(batch)
+    judged = batch if scored.all() else batch.select_idxs(scored)
+    assert judged.batch is not None
+    advantages, returns = estimator(
+        {
+            **dict(judged.batch.items()),
+            "token_level_rewards": rewards[scored],
+            "index": judged.non_tensor_batch["uid"],
+            "non_tensor_batch": judged.non_tensor_batch,
+            "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
+            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+            "config": algorithm,
+        }
+    )
+    columns = {"advantages": rewards.new_zeros(rewards.shape), "returns": rewards.new_zeros(rewards.shape)}
+    columns["advantages"][scored] = advantages
+    columns["returns"][scored] = returns
+    return columns
+
+
+def _short_groups(uid: np.ndarray | None, scored: torch.Tensor) -> dict[str, float]:
+    """How many groups failures have left with fewer than two scores, hence without anything to learn from."""
+    if uid is None or bool(scored.all()):
+        return {"reward/short_groups": 0}
+    sizes, left = Counter(uid.tolist()), Counter(uid[scored.numpy()].tolist())
+    return {"reward/short_groups": sum(left[group] < 2 <= size for group, size in sizes.items())}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from podium.protocol import DataProto, WorkerGroup
-from podium.trainer.ppo.scoring import Scoring
+from podium.trainer.ppo.scoring import Scoring, leave_out, scored_rows
 from podium.utils.dataset import EpochLoader, PromptDataset, collate_prompts
 from podium.utils.timing import PhaseTimer
 
@@ -81,8 +81,10 @@ class SyncSource:
             greedy = self._answer(prompts[first], {"temperature": 0.0, "top_p": 1.0, "top_k": -1}, seeds[first])
             assert greedy.batch is not None
             baselines = greedy.batch["token_level_scores"].sum(dim=-1).repeat_interleave(self._n)
-            batch = batch.union(DataProto.from_dict({"reward_baselines": baselines}))
-            batch.meta_info["metrics"]["reward/greedy_baseline/mean"] = float(baselines.mean())
+            known = scored_rows(greedy).repeat_interleave(self._n)
+            batch = leave_out(batch.union(DataProto.from_dict({"reward_baselines": baselines})), ~known)
+            batch.meta_info["metrics"]["reward/greedy_baseline/mean"] = float(baselines[known].mean())
+            batch.meta_info["metrics"]["reward/greedy_baseline/failure_rate"] = float((~known).float().mean())
         return batch
 
     def _answer(self, prompts: DataProto, sampling: Mapping[str, Any], seeds: torch.Tensor) -> DataProto:

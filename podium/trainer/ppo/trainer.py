@@ -21,6 +21,7 @@ from podium.trainer.ppo.metrics import (
 from podium.trainer.ppo.plan import Plan
 from podium.trainer.ppo.rollout_correction import compute_rollout_correction
 from podium.trainer.ppo.sampling import pf_ppo_resample
+from podium.trainer.ppo.scoring import advantages_of_scored, scored_rows
 from podium.trainer.ppo.source import RolloutSource
 from podium.trainer.ppo.validation import Validator
 from podium.trainer.weight_sync import WeightSync
@@ -146,21 +147,8 @@ class PPOTrainer:
                 {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": self.kl_controller.value}
             )
             self.kl_controller.update(float(kl), len(batch))
-        advantages, returns = self.estimator(
-            {
-                **dict(tensors.items()),
-                "token_level_rewards": rewards,
-                "index": batch.non_tensor_batch["uid"],
-                "non_tensor_batch": batch.non_tensor_batch,
-                "gamma": algorithm.gamma,
-                "lam": algorithm.lam,
-                "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-                "config": algorithm,
-            }
-        )
-        return batch.union(
-            DataProto.from_dict({"token_level_rewards": rewards, "advantages": advantages, "returns": returns})
-        )
+        columns = advantages_of_scored(self.estimator, batch, rewards, algorithm)
+        return batch.union(DataProto.from_dict({"token_level_rewards": rewards, **columns}))
 
     def draw_rows(self, batch: DataProto) -> DataProto:
         """The rows to train on: all, or as many drawn by PF-PPO."""
@@ -169,9 +157,10 @@ class PPOTrainer:
         if not algorithm.use_pf_ppo:
             return batch
         seed = int(np.random.SeedSequence([self.config.trainer.seed, self.step]).generate_state(1)[0])
-        scores = batch.batch["token_level_scores"].sum(dim=-1)
+        scored = torch.nonzero(scored_rows(batch)).flatten()
+        scores = batch.batch["token_level_scores"].sum(dim=-1)[scored]
         method, generator = algorithm.pf_ppo.reweight_method, torch.Generator().manual_seed(seed)
-        rows = pf_ppo_resample(scores, method, algorithm.pf_ppo.weight_pow, generator)
+        rows = scored[pf_ppo_resample(scores, method, algorithm.pf_ppo.weight_pow, generator, len(batch))]
         self.metrics["pf_ppo/distinct"] = len(set(rows.tolist())) / len(rows)
         return batch.select_idxs(rows)
 

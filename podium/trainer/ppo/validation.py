@@ -1,14 +1,17 @@
 """Validation: the held-out prompts, answered with their own sampling parameters, scored and tabulated."""
 
+import math
 import numbers
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.model_reward import ModelReward
+from podium.trainer.ppo.scoring import scored_rows
 from podium.trainer.ppo.source import generate, prompt_batch, response_seeds
 from podium.utils.dataset import PromptDataset
 from podium.utils.torch_functional import place_on_last_token
@@ -45,9 +48,13 @@ class Validator:
         parts = [self._run(start, size, min_version, extra) for start in range(0, len(self._dataset), size)]
         batch = DataProto.concat(parts)
         assert batch.batch is not None
-        scores = batch.batch["token_level_scores"].sum(dim=-1).tolist()
+        scores = torch.where(scored_rows(batch), batch.batch["token_level_scores"].sum(dim=-1), torch.nan).tolist()
         lengths = batch.batch["response_mask"].sum(dim=-1).float()
-        metrics = {"val/response_length/mean": float(lengths.mean()), **self._score_metrics(batch, scores)}
+        metrics = {
+            "val/response_length/mean": float(lengths.mean()),
+            "val/failure_rate": sum(map(math.isnan, scores)) / len(scores),
+            **self._score_metrics(batch, scores),
+        }
         metrics.update((f"val/{name}/mean", sum(values) / len(values)) for name, values in extra.items())
         return metrics, self._samples(batch, scores)
 
@@ -70,7 +77,7 @@ class Validator:
         return batch.select(
             batch_keys=["responses", "response_mask"],
             non_tensor_batch_keys=["uid", "data_source", "raw_prompt", "reward_model"],
-        ).union(scored.select(batch_keys=["token_level_scores"], non_tensor_batch_keys=[], meta_info_keys=[]))
+        ).union(scored.select(["token_level_scores", "scored"], non_tensor_batch_keys=[], meta_info_keys=[]))
 
     def _score(self, batch: DataProto, extra: dict[str, list[float]]) -> DataProto:
         scored = self._reward(batch) if self._reward is not None else None
@@ -80,18 +87,24 @@ class Validator:
             extra["reward_model/score"] += scores.tolist()
             if scored is None:
                 placed = place_on_last_token(scores, batch.batch["response_mask"])
-                scored = DataProto.from_dict({"token_level_scores": placed})
+                everyone = torch.ones(len(batch), dtype=torch.bool)
+                scored = DataProto.from_dict({"token_level_scores": placed, "scored": everyone})
         assert scored is not None, "nothing scores"
         return scored
 
     def _score_metrics(self, batch: DataProto, scores: list[float]) -> dict[str, float]:
-        """Mean score over all rows and by data source; with several responses a prompt, also the best of each."""
+        """Mean score over all rows and by data source; with several responses a prompt, also the best of each.
+
+        A response without a score (NaN) counts in none of them.
+        """
         n = self._config.actor_rollout_ref.rollout.val_kwargs.n
         by_source: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for source, uid, score in zip(
             batch.non_tensor_batch["data_source"], batch.non_tensor_batch["uid"], scores, strict=True
         ):
-            by_source[str(source)][str(uid)].append(score)
+            if not math.isnan(score):
+                by_source[str(source)][str(uid)].append(score)
+        scores = [score for score in scores if not math.isnan(score)]
         metrics = {"val/score/mean": sum(scores) / len(scores)}
         for source, groups in by_source.items():
             flat = [score for group in groups.values() for score in group]
@@ -109,7 +122,8 @@ class Validator:
                 _as_text(batch.non_tensor_batch["raw_prompt"][row]),
                 self._tokenizer.decode(batch.batch["responses"][row][masks[row]]),
                 (batch.non_tensor_batch["reward_model"][row] or {}).get("ground_truth"),
-                float(f"{scores[row]:.7g}"),  # a float32 has no more digits
+                # A float32 has no more digits.
+                "none" if math.isnan(scores[row]) else float(f"{scores[row]:.7g}"),
             ]
             for row in range(count)
         ]

@@ -3,6 +3,8 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,44 +19,56 @@ awaitable of either."""
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
-def load_reward_function(
-    path: str | None, name: str = "compute_score", kwargs: Mapping[str, Any] | None = None
-) -> RewardFn:
-    """The function `name` of the Python file at `path`, with `kwargs` added to every call.
-
-    Without a `path` it is `default_compute_score`. What is returned can be pickled: it travels as path and name, and
-    the file is loaded again where it arrives.
-
-    Raises:
-        UserError: no such file, an error while it is imported (with its line), no such function (the nearest is named),
-            or one that cannot be called with `ARGUMENTS` and `kwargs`.
-    """
-    kwargs = dict(kwargs or {})
-    if path is None:
-        if kwargs:
-            raise UserError("custom_reward_function.reward_kwargs is set, but custom_reward_function.path is not")
-        return default_compute_score
-    return FileFunction(path, name, kwargs)
+BATCH_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
-class FileFunction:
-    """A function of a file that is no part of any package."""
+@dataclass(frozen=True)
+class RewardSource:
+    """Where a reward function is: it travels like this, since functions of files that are no package do not pickle."""
 
-    def __init__(self, path: str, name: str, kwargs: Mapping[str, Any]):
-        self._file = Path(path).expanduser().resolve()
-        self._kwargs = dict(kwargs)
-        self.__name__ = name
-        self._fn = _find(import_file(self._file, "custom_reward_function.path"), name, self._file)
-        _check_signature(self._fn, name, self._file, self._kwargs)
+    path: str | None = None
+    """Python file; without one it is `default_compute_score`."""
+    name: str = "compute_score"
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Added to every call."""
+    arguments: tuple[str, ...] = ARGUMENTS
+    """What every call passes by name."""
 
-    def __call__(self, **arguments: Any) -> Any:
-        return self._fn(**arguments, **self._kwargs)
+    def load(self) -> RewardFn:
+        """Imports it.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FileFunction, (str(self._file), self.__name__, self._kwargs)
+        Raises:
+            UserError: no such file, an error while it is imported (with its line), no such function (the nearest is
+                named), or one that cannot be called with `arguments` and `kwargs`.
+        """
+        if self.path is None:
+            if self.kwargs:
+                raise UserError("custom_reward_function.reward_kwargs is set, but custom_reward_function.path is not")
+            return default_compute_score
+        file = Path(self.path).expanduser().resolve()
+        fn = _find(import_file(file, "custom_reward_function.path"), self.name, file)
+        self._check_signature(fn, file)
+        return partial(fn, **self.kwargs)
 
-    def __repr__(self) -> str:
-        return f"{self.__name__} in {self._file}"
+    def __str__(self) -> str:
+        return f"{self.name} in {self.path}" if self.path is not None else default_compute_score.__qualname__
+
+    def _check_signature(self, fn: RewardFn, file: Path) -> None:
+        clash = [key for key in self.kwargs if key in self.arguments]
+        if clash:
+            raise UserError(f"custom_reward_function.reward_kwargs has '{clash[0]}', which every call already passes")
+        try:
+            signature = inspect.signature(fn)
+        except ValueError:  # some callables written in C have none; the trial on a real row will tell
+            return
+        try:
+            signature.bind(**dict.fromkeys(self.arguments), **self.kwargs)
+        except TypeError as error:
+            extra = f" and reward_kwargs {', '.join(self.kwargs)}" if self.kwargs else ""
+            raise UserError(
+                f"custom_reward_function: {self.name}{signature} in {file} cannot be called with the keywords "
+                f"{', '.join(self.arguments)}{extra}: {error}"
+            ) from None
 
 
 def _find(module: ModuleType, name: str, file: Path) -> RewardFn:
@@ -67,24 +81,6 @@ def _find(module: ModuleType, name: str, file: Path) -> RewardFn:
     near = difflib.get_close_matches(name, functions, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(functions) or 'no functions'}"
     raise UserError(f"custom_reward_function.name={name}: {file} has no such function; {hint}")
-
-
-def _check_signature(fn: RewardFn, name: str, file: Path, kwargs: Mapping[str, Any]) -> None:
-    clash = [key for key in kwargs if key in ARGUMENTS]
-    if clash:
-        raise UserError(f"custom_reward_function.reward_kwargs has '{clash[0]}', which every call already passes")
-    try:
-        signature = inspect.signature(fn)
-    except ValueError:  # some callables written in C have none; the trial on a real row will tell
-        return
-    try:
-        signature.bind(**dict.fromkeys(ARGUMENTS), **kwargs)
-    except TypeError as error:
-        extra = f" and reward_kwargs {', '.join(kwargs)}" if kwargs else ""
-        raise UserError(
-            f"custom_reward_function: {name}{signature} in {file} cannot be called with the keywords "
-            f"{', '.join(ARGUMENTS)}{extra}: {error}"
-        ) from None
 
 
 def exact_match(solution_str: str, ground_truth: Any) -> float:

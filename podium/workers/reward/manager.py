@@ -9,43 +9,37 @@ from tensordict import TensorDict
 
 from podium.protocol.data import DataProto
 from podium.protocol.values import object_array
-from podium.utils.errors import UserError
 from podium.utils.torch_functional import place_on_last_token
-from podium.workers.reward.functions import RewardFn
-from podium.workers.reward.inline import InlineScorer
+from podium.workers.reward.failures import FailureLog, RewardError
 from podium.workers.reward.outcome import Outcome, Scorer, ScoreRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class RewardError(UserError):
-    """A reward function failed on a sample. `outcome` has the whole traceback."""
-
-    def __init__(self, message: str, outcome: Outcome | None = None):
-        super().__init__(message)
-        self.outcome = outcome
-
-
 class RewardManager:
     """Decodes responses, has each scored, and puts the score on its last token.
 
+    A response without a score is no response with score 0: ``scored`` says which rows have one.
+
     Args:
-        fn: called with the keywords ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info`` (the row's,
-            plus ``response_finished``, which is False for a response that was cut at the length limit); may be async.
+        scorer: gets each row's ``data_source``, decoded response, ground truth and ``extra_info`` (with
+            ``response_finished``, which is False for a response that was cut at the length limit).
         tokenizer: decodes, and says which token ends a response where ``meta_info["eos_token_id"]`` does not.
-        num_workers: how many samples an async `fn` scores at the same time; a plain one is called row by row.
+        max_failure_rate: share of a batch that may be without a score before the run stops.
     """
 
-    def __init__(self, fn: RewardFn, tokenizer: "PreTrainedTokenizerBase", *, num_workers: int = 16):
-        if num_workers < 1:
-            raise UserError(f"num_workers={num_workers}: expected at least 1")
-        self._name = _describe(fn)
+    def __init__(self, scorer: Scorer, tokenizer: "PreTrainedTokenizerBase", *, max_failure_rate: float = 0.0):
+        self._name = scorer.describe()
         self._tokenizer = tokenizer
-        self._scorer: Scorer = InlineScorer(fn, num_workers)
+        self._scorer = scorer
+        self.failures = FailureLog(self._name, max_failure_rate)
 
-    def check(self, row: Mapping[str, Any]) -> Outcome:
+    def check(self, row: Mapping[str, Any], where: str) -> Outcome:
         """Scores the ground truth of one row of a data set, to find out now whether the function works at all.
+
+        Args:
+            where: what errors call the row.
 
         Raises:
             RewardError: it does not.
@@ -58,7 +52,11 @@ class RewardManager:
             extra_info={**(row.get("extra_info") or {}), "response_finished": True},
         )
         [outcome] = self._scorer([request])
-        self._require_score(outcome, f"row {row.get('index', 0)} of the data", request)
+        if outcome.kind != "score":
+            raise RewardError(
+                f"reward function {self._name} on {where}, data_source '{request.data_source}': {outcome.reason}",
+                outcome,
+            )
         _require_new_columns(outcome.extra, row, self._name)
         return outcome
 
@@ -71,27 +69,28 @@ class RewardManager:
 
         Returns:
             A new batch: ``token_level_scores`` (B, R) float32, the score on the last token that the policy wrote, 0
-            elsewhere; an object column for each further key of the function's results (None in rows without it); and
-            ``meta_info["metrics"]``: ``reward/score/{mean,min,max}``, ``reward/finished/mean``, and
-            ``reward/<key>/mean`` for each of those keys that is a number.
+            elsewhere; ``scored`` (B,) bool, False where there is no score; an object column for each further key of the
+            function's results (None in rows without it); and ``meta_info["metrics"]``, over the rows with a score:
+            ``reward/score/{mean,min,max}``, ``reward/finished/mean``, and ``reward/<key>/mean`` for each of those keys
+            that is a number; and those of `FailureLog`.
 
         Raises:
-            RewardError: the first sample that got no score, or a key that is a column already.
+            RewardError: too many samples without a score, or a key that is a column already.
         """
         batch = data.batch
         assert batch is not None, "a batch without responses"
         requests = self._requests(data, batch)
         outcomes = self._scorer(requests)
-        indices = data.non_tensor_batch.get("index", range(len(data)))
-        for row, (outcome, index) in enumerate(zip(outcomes, indices, strict=True)):
-            self._require_score(outcome, f"sample {row} of the batch (data row {index})", requests[row])
-        scores = torch.tensor([outcome.score for outcome in outcomes], dtype=torch.float32)
+        failures = self.failures(requests, outcomes, list(data.non_tensor_batch.get("index", range(len(data)))))
+        scored = torch.tensor([outcome.kind == "score" for outcome in outcomes])
+        scores = torch.tensor([outcome.score or 0.0 for outcome in outcomes], dtype=torch.float32)
+        finished = [bool(request.extra_info["response_finished"]) for request in requests]
         extra = _columns(outcomes)
         _require_new_columns(extra, {**data.non_tensor_batch, **dict(batch.items())}, self._name)
         return DataProto.from_dict(
-            {"token_level_scores": place_on_last_token(scores, batch["response_mask"])},
+            {"token_level_scores": place_on_last_token(scores, batch["response_mask"]), "scored": scored},
             {name: object_array(values) for name, values in extra.items()},
-            {"metrics": _metrics(scores, [bool(r.extra_info["response_finished"]) for r in requests], extra)},
+            {"metrics": {**_metrics(scores[scored], finished, extra), **failures}},
         )
 
     def close(self) -> None:
@@ -118,13 +117,6 @@ class RewardManager:
             for tokens, text, source, model, info in zip(ids, texts, *columns, strict=True)
         ]
 
-    def _require_score(self, outcome: Outcome, sample: str, request: ScoreRequest) -> None:
-        if outcome.kind != "score":
-            raise RewardError(
-                f"reward function {self._name} on {sample}, data_source '{request.data_source}': {outcome.reason}",
-                outcome,
-            )
-
 
 def _ground_truth(reward_model: Any) -> Any:
     return reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
@@ -140,7 +132,7 @@ def _columns(outcomes: list[Outcome]) -> dict[str, list[Any]]:
 
 
 def _require_new_columns(extra: Mapping[str, Any], existing: Mapping[str, Any], function: str) -> None:
-    taken = [name for name in extra if name in existing or name == "token_level_scores"]
+    taken = [name for name in extra if name in existing or name in ("token_level_scores", "scored")]
     if taken:
         raise RewardError(f"reward function {function} returns key '{taken[0]}', which is a column already; rename it")
 
@@ -157,7 +149,3 @@ def _metrics(scores: torch.Tensor, finished: list[bool], extra: Mapping[str, lis
         if present:
             metrics[f"reward/{name}/mean"] = sum(present) / len(present)
     return metrics
-
-
-def _describe(fn: RewardFn) -> str:
-    return f"{fn.__module__}.{fn.__qualname__}" if hasattr(fn, "__qualname__") else repr(fn)

@@ -34,22 +34,35 @@ class Outcome:
     reason: str = ""
     """Why there is no score, in one line."""
     traceback: str = ""
-    """All of an error's traceback."""
+    """All of an error's traceback; of a process that died or was killed, the last that it printed."""
 
 
 class Scorer(Protocol):
     """Scores requests, each by itself: a failure is that request's `Outcome`, never an exception."""
 
-    def __call__(self, requests: list[ScoreRequest]) -> list[Outcome]: ...
+    def __call__(self, requests: list[ScoreRequest]) -> list[Outcome]:
+        """One outcome a request, in their order."""
+        ...
 
-    def close(self) -> None: ...
+    def describe(self) -> str:
+        """What scores, for errors."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it keeps running. It can be used again."""
+        ...
 
 
 def outcome_of_result(result: Any) -> Outcome:
-    """What a reward function's return value means: a finite number, or a dict with one under ``score``."""
+    """What a reward function's return value means.
+
+    A finite number, or a dict with one under ``score``; a dict with ``abstain`` says why there is none.
+    """
     extra: dict[str, Any] = {}
     score = result
     if isinstance(result, Mapping):
+        if result.get("abstain") is not None:
+            return Outcome("abstain", reason=" ".join(str(result["abstain"]).split()))
         if "score" not in result:
             keys = ", ".join(map(str, result)) or "no keys"
             return Outcome("error", reason=f"it returned a dict without 'score' ({keys})")
@@ -70,7 +83,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, numbers.Real) else None
 
 
-def outcome_of_error(error: Exception, own_file: str) -> Outcome:
+def outcome_of_error(error: BaseException, own_file: str) -> Outcome:
     """An exception that a reward function raised, with the last two places it came from; `own_file` made the call."""
     message = " ".join(str(error).split())
     if isinstance(error, UserError):

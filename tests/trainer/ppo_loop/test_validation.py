@@ -9,6 +9,7 @@ from podium.trainer.config import load_config
 from podium.trainer.ppo.validation import Validator
 from podium.workers.reward.manager import RewardManager
 from tests.small_task import SmallTask
+from tests.workers.reward.direct import DirectScorer
 
 
 def validate(parts, task: SmallTask, **changes):
@@ -68,7 +69,7 @@ def test_numbers_beside_the_score_are_metrics_too(parts, task):
     def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         return {"score": 1.0, "length": len(solution_str), "text": solution_str}
 
-    reward = RewardManager(compute_score, parts.tokenizer)
+    reward = RewardManager(DirectScorer(compute_score), parts.tokenizer)
     metrics, samples = validate(
         dataclasses.replace(parts, reward=reward), task, data__val_batch_size=7, trainer__log_val_generations=100
     )

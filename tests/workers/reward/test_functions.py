@@ -1,11 +1,10 @@
 import pickle
-import subprocess
 import sys
 
 import pytest
 
 from podium.utils.errors import UserError
-from podium.workers.reward.functions import default_compute_score, load_reward_function
+from podium.workers.reward.functions import BATCH_ARGUMENTS, RewardSource, default_compute_score
 
 CALL = {"data_source": "x", "solution_str": "12", "ground_truth": "12", "extra_info": {}}
 GOOD = """
@@ -25,8 +24,8 @@ def write(tmp_path):
 
 def test_a_function_of_a_file_with_keyword_arguments(write):
     path = write(GOOD)
-    assert load_reward_function(path)(**CALL) == 1.0
-    assert load_reward_function(path, "compute_score", {"bonus": 0.5})(**CALL) == 1.5
+    assert RewardSource(path).load()(**CALL) == 1.0
+    assert RewardSource(path, "compute_score", {"bonus": 0.5}).load()(**CALL) == 1.5
 
 
 def test_classes_of_the_file_work(write):
@@ -46,24 +45,28 @@ class Judge:
 compute_score = Judge()
 """
     )
-    assert load_reward_function(path)(**CALL) == 0.25
+    assert RewardSource(path).load()(**CALL) == 0.25
 
 
-def test_it_pickles_to_a_process_that_has_never_seen_the_file(write, tmp_path):
-    payload = tmp_path / "fn.pickle"
-    payload.write_bytes(pickle.dumps(load_reward_function(write(GOOD), kwargs={"bonus": 0.5})))
-    code = f"import pickle; print(pickle.load(open({str(payload)!r}, 'rb'))(**{CALL!r}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout.strip() == "1.5"
+def test_it_pickles_without_the_function():
+    source = RewardSource("nowhere.py", kwargs={"bonus": 0.5})
+    assert pickle.loads(pickle.dumps(source)) == source and str(source) == "compute_score in nowhere.py"
+
+
+def test_the_batched_form_has_arguments_of_its_own(write):
+    path = write("def compute_score(data_sources, solution_strs, ground_truths, extra_infos): return [1]\n")
+    assert RewardSource(path, arguments=BATCH_ARGUMENTS).load()(**dict.fromkeys(BATCH_ARGUMENTS)) == [1]
+    with pytest.raises(UserError, match="data_sources, solution_strs"):
+        RewardSource(write(GOOD), arguments=BATCH_ARGUMENTS).load()
 
 
 def test_the_quickstarts_reward_loads():
-    assert load_reward_function("examples/quickstart/reward.py")(**CALL) == 1.0
+    assert RewardSource("examples/quickstart/reward.py").load()(**CALL) == 1.0
 
 
 def failure(path, name="compute_score", kwargs=None):
     with pytest.raises(UserError) as caught:
-        load_reward_function(path, name, kwargs)
+        RewardSource(path, name, kwargs or {}).load()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -100,9 +103,9 @@ def test_signatures_that_cannot_be_called(write):
 
 
 def test_without_a_path_the_data_source_chooses():
-    assert load_reward_function(None) is default_compute_score
+    assert RewardSource().load() is default_compute_score
     with pytest.raises(UserError, match=r"reward_kwargs is set, but custom_reward_function.path is not"):
-        load_reward_function(None, kwargs={"a": 1})
+        RewardSource(kwargs={"a": 1}).load()
     assert default_compute_score("exact_match", " 12\n", 12) == 1.0
     assert default_compute_score("exact_match", "21", "12") == 0.0
     with pytest.raises(UserError, match=r"data_source 'my/data'.*custom_reward_function.path"):

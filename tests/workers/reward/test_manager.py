@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,19 @@ from podium.protocol.data import DataProto
 from podium.utils.dataset import PromptDataset, collate_prompts
 from podium.utils.errors import UserError
 from podium.utils.torch_functional import place_on_last_token
-from podium.workers.reward.functions import default_compute_score, load_reward_function
-from podium.workers.reward.manager import RewardError, RewardManager
+from podium.workers.reward.failures import RewardError
+from podium.workers.reward.functions import RewardSource, default_compute_score
+from podium.workers.reward.manager import RewardManager
 from tests.utils.small_tokenizers import char_tokenizer
+from tests.workers.reward.direct import DirectScorer
 
 TOKENIZER = char_tokenizer()
+
+
+def manager_of(fn, **kwargs):
+    return RewardManager(DirectScorer(fn), TOKENIZER, **kwargs)
+
+
 PAD, EOS = TOKENIZER.pad_token_id, TOKENIZER.eos_token_id
 WIDTH = 6
 
@@ -38,7 +48,7 @@ def batch_of(*texts, **objects):
 def test_scores_lie_on_the_last_token():
     data = batch_of("12$", "12", "21$", "121212")
     before = set(data.batch.keys()), set(data.non_tensor_batch)
-    result = RewardManager(default_compute_score, TOKENIZER)(data)
+    result = manager_of(default_compute_score)(data)
     assert result.batch["token_level_scores"].dtype == torch.float32
     assert result.batch["token_level_scores"].tolist() == [
         [0, 0, 1, 0, 0, 0],
@@ -51,6 +61,9 @@ def test_scores_lie_on_the_last_token():
         "reward/score/min": 0.0,
         "reward/score/max": 1.0,
         "reward/finished/mean": 0.5,
+        **dict.fromkeys(
+            ("reward/failure_rate", "reward/timeout_rate", "reward/error_rate", "reward/abstain_rate"), 0.0
+        ),
     }
     assert (set(data.batch.keys()), set(data.non_tensor_batch)) == before
     del result.meta_info["metrics"]
@@ -65,7 +78,7 @@ def test_the_function_sees_the_row_the_text_and_whether_it_finished():
         return 0
 
     data = batch_of("12$", "12", "")
-    RewardManager(fn, TOKENIZER)(data)
+    manager_of(fn)(data)
     assert calls == [
         ("exact_match", "12", "12", {"n": 0, "response_finished": True}),
         ("exact_match", "12", "12", {"n": 1, "response_finished": False}),
@@ -77,7 +90,7 @@ def test_the_function_sees_the_row_the_text_and_whether_it_finished():
     data = batch_of("12", "1")
     data.batch["responses"][1, 1:] = EOS
     data.meta_info["eos_token_id"] = [EOS, TOKENIZER.convert_tokens_to_ids("2")]
-    RewardManager(fn, TOKENIZER)(data)
+    manager_of(fn)(data)
     assert [extra["response_finished"] for *_, extra in calls] == [True, False]
 
 
@@ -85,7 +98,7 @@ def test_absent_columns_are_no_hindrance():
     data = batch_of("12$")
     data = DataProto.from_dict(dict(data.batch.items()))
     seen = []
-    RewardManager(lambda **call: seen.append(call) or 1.0, TOKENIZER)(data)
+    manager_of(lambda **call: seen.append(call) or 1.0)(data)
     assert seen[0]["data_source"] == "unknown" and seen[0]["ground_truth"] is None
 
 
@@ -94,14 +107,14 @@ def test_tokens_of_others_are_decoded_but_get_no_score():
     data.batch["response_mask"] = torch.tensor([[True, True, False, False, False, False]])
     data.batch["attention_mask"] = torch.tensor([[False, True, True] + [True] * WIDTH])
     seen = []
-    result = RewardManager(lambda **call: seen.append(call["solution_str"]) or 1.0, TOKENIZER)(data)
+    result = manager_of(lambda **call: seen.append(call["solution_str"]) or 1.0)(data)
     assert seen == ["12+34"]
     assert result.batch["token_level_scores"].tolist() == [[0, 1, 0, 0, 0, 0]]
 
 
 def test_further_keys_are_columns_and_metrics():
     results = iter([{"score": 1, "acc": True, "text": "a"}, {"score": 0, "acc": False, "text": "b", "part": 0.5}])
-    result = RewardManager(lambda **_: next(results), TOKENIZER)(batch_of("1$", "2$"))
+    result = manager_of(lambda **_: next(results))(batch_of("1$", "2$"))
     columns = {name: column.tolist() for name, column in result.non_tensor_batch.items()}
     assert columns == {"acc": [True, False], "text": ["a", "b"], "part": [None, 0.5]}
     metrics = result.meta_info["metrics"]
@@ -110,7 +123,7 @@ def test_further_keys_are_columns_and_metrics():
 
 
 def test_a_key_that_is_a_column_already_is_refused():
-    manager = RewardManager(lambda **_: {"score": 1, "data_source": "x"}, TOKENIZER)
+    manager = manager_of(lambda **_: {"score": 1, "data_source": "x"})
     with pytest.raises(RewardError, match="key 'data_source', which is a column already"):
         manager(batch_of("1$"))
 
@@ -121,7 +134,7 @@ def test_a_result_that_is_no_number_stops_with_the_sample(value):
     with pytest.raises(
         RewardError, match=r"sample 1 of the batch \(data row 41\), data_source 'exact_match': it returned"
     ):
-        RewardManager(lambda **_: next(results), TOKENIZER)(batch_of("1$", "2$", index=[40, 41]))
+        manager_of(lambda **_: next(results))(batch_of("1$", "2$", index=[40, 41]))
 
 
 def test_an_exception_names_sample_function_and_place(tmp_path):
@@ -130,42 +143,62 @@ def test_an_exception_names_sample_function_and_place(tmp_path):
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return float(solution_str)\n"
     )
     with pytest.raises(RewardError) as caught:
-        RewardManager(load_reward_function(str(path)), TOKENIZER)(batch_of("1$", "x$"))
+        manager_of(RewardSource(str(path)).load())(batch_of("1$", "x$"))
     text = str(caught.value)
     assert isinstance(caught.value, UserError) and "\n" not in text
-    for part in (f"compute_score in {path}", "sample 1 of the batch", "ValueError: could not convert", "bad.py line 2"):
+    for part in ("sample 1 of the batch", "ValueError: could not convert", "bad.py line 2"):
         assert part in text
     assert "Traceback" in caught.value.outcome.traceback
 
 
-def test_an_async_function_scores_too():
-    async def fn(**call):
-        return float(call["solution_str"] == call["ground_truth"])
+def test_rows_without_a_score_are_no_zeros(tmp_path, capsys):
+    results = iter([1.0, {"score": None}, {"abstain": "no truth"}, 0.5, {"abstain": "no truth"}])
+    manager = manager_of(lambda **_: next(results), max_failure_rate=0.6)
+    manager.failures.keep_in(tmp_path)
+    result = manager(batch_of("1$", "2$", "3$", "4$", "5$", index=[10, 11, 12, 13, 14]))
+    assert result.batch["scored"].tolist() == [True, False, False, True, False]
+    metrics = result.meta_info["metrics"]
+    assert (metrics["reward/score/mean"], metrics["reward/score/min"]) == (0.75, 0.5)
+    rates = {name: metrics[f"reward/{name}_rate"] for name in ("failure", "timeout", "error", "abstain")}
+    assert rates == {"failure": 0.6, "timeout": 0.0, "error": 0.2, "abstain": 0.4}
+    out = capsys.readouterr().out
+    assert "first error, on sample 1 of the batch (data row 11)" in out
+    assert out.count("first abstain") == 1 and "(data row 12)" in out and "(data row 14)" not in out
+    kept = [json.loads(line) for line in (tmp_path / "reward_failures.jsonl").read_text().splitlines()]
+    assert [(row["index"], row["kind"], row["solution_str"]) for row in kept] == [
+        (11, "error", "2"),
+        (12, "abstain", "3"),
+        (14, "abstain", "5"),
+    ]
 
-    manager = RewardManager(fn, TOKENIZER, num_workers=2)
-    result = manager(batch_of("12$", "21$"))
-    manager.close()
-    assert result.batch["token_level_scores"].sum(dim=1).tolist() == [1, 0]
+
+def test_beyond_the_limit_it_stops_with_the_samples_kept(tmp_path):
+    def fn(solution_str, **_):
+        return 1 / int(solution_str)
+
+    manager = manager_of(fn, max_failure_rate=0.5)
+    manager.failures.keep_in(tmp_path)
+    assert manager(batch_of("1$", "0$")).meta_info["metrics"]["reward/failure_rate"] == 0.5
+    with pytest.raises(RewardError, match=r"no score for 2 of 3 .*max_failure_rate=0.5.*sample 1.*samples are in"):
+        manager(batch_of("1$", "0$", "0$"))
+    assert len((tmp_path / "reward_failures.jsonl").read_text().splitlines()) == 3
+    with pytest.raises(RewardError, match="no score for 2 of 2"):  # nothing is left to learn from
+        manager_of(fn, max_failure_rate=1.0)(batch_of("0$", "0$"))
 
 
 def test_check_tries_one_real_row(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "21=", "data_source": "exact_match", "reward_model": {"ground_truth": "12"}}\n')
     row = PromptDataset(str(file), TOKENIZER, max_prompt_length=4)[0]
-    assert RewardManager(default_compute_score, TOKENIZER).check(row).score == 1.0
-    with pytest.raises(RewardError, match=r"row 0 of the data.*it returned None"):
-        RewardManager(lambda **_: None, TOKENIZER).check(row)
+    assert manager_of(default_compute_score).check(row, "here").score == 1.0
+    with pytest.raises(RewardError, match=r"on rows.jsonl line 1, .*it returned None"):
+        manager_of(lambda **_: None).check(row, "rows.jsonl line 1")
     with pytest.raises(RewardError, match="key 'reward_model', which is a column already"):
-        RewardManager(lambda **_: {"score": 1, "reward_model": 1}, TOKENIZER).check(row)
+        manager_of(lambda **_: {"score": 1, "reward_model": 1}).check(row, "here")
     with pytest.raises(RewardError, match=r"data_source 'other'.*custom_reward_function.path"):
-        RewardManager(default_compute_score, TOKENIZER).check({**row, "data_source": "other"})
+        manager_of(default_compute_score).check({**row, "data_source": "other"}, "here")
     tensors, objects = collate_prompts([row], PAD, 4)
     assert tensors["prompts"].shape == (1, 4) and objects["reward_model"][0] == {"ground_truth": "12"}
-
-
-def test_no_workers_is_refused():
-    with pytest.raises(UserError, match="num_workers=0"):
-        RewardManager(default_compute_score, TOKENIZER, num_workers=0)
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4))

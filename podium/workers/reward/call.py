@@ -1,0 +1,94 @@
+"""Calling a reward function: whatever comes of it is an outcome, never an exception."""
+
+import asyncio
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from podium.workers.reward.functions import RewardFn
+from podium.workers.reward.outcome import Outcome, ScoreRequest, outcome_of_error, outcome_of_result
+
+# A reward function may call sys.exit, in a library that it uses for one.
+Failure = (Exception, SystemExit)
+
+_FIRST_PAUSE_S = 0.5
+
+
+def call_row(fn: RewardFn, request: ScoreRequest) -> Outcome:
+    """Scores one response with a plain function; an awaitable that it returns is run to its end."""
+    try:
+        result = _start(fn, request)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+    except Failure as error:
+        return outcome_of_error(error, __file__)
+    return outcome_of_result(result)
+
+
+async def call_async(fn: RewardFn, request: ScoreRequest, limit_s: float, retries: int) -> Outcome:
+    """Scores one response with an async function.
+
+    Args:
+        limit_s: seconds for all attempts together.
+        retries: further attempts after one that raised, at pauses that double from half a second, each stretched at
+            random by up to a half, so that those who failed together do not come back together.
+    """
+    failed: list[Outcome] = []
+
+    async def attempts() -> Outcome:
+        for attempt in range(retries + 1):
+            if attempt:
+                await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(1.0, 1.5))
+            try:
+                return outcome_of_result(await _start(fn, request))
+            except Failure as error:
+                failed.append(outcome_of_error(error, __file__))
+        return failed[-1]
+
+    try:
+        return await asyncio.wait_for(attempts(), limit_s)
+    except TimeoutError:
+        last = f"; attempt {len(failed)} failed with {failed[-1].reason}" if failed else ""
+        return Outcome("timeout", reason=f"no result in {limit_s:g} s{last}")
+
+
+def call_batch(fn: Callable[..., Any], requests: list[ScoreRequest]) -> list[Outcome] | Outcome:
+    """Scores responses with one call of a function that takes lists; one outcome where the call itself fails."""
+    try:
+        results = fn(
+            data_sources=[request.data_source for request in requests],
+            solution_strs=[request.solution_str for request in requests],
+            ground_truths=[request.ground_truth for request in requests],
+            extra_infos=[request.extra_info for request in requests],
+        )
+        if inspect.isawaitable(results):
+            results = asyncio.run(_awaited(results))
+        if isinstance(results, str | Mapping) or not isinstance(results, Iterable):
+            return Outcome("error", reason=f"it returned {type(results).__name__} instead of a list of results")
+        results = list(results)
+    except Failure as error:
+        return outcome_of_error(error, __file__)
+    if len(results) != len(requests):
+        return Outcome("error", reason=f"it returned {len(results)} results for {len(requests)} responses")
+    return [outcome_of_result(result) for result in results]
+
+
+def _start(fn: RewardFn, request: ScoreRequest) -> Any:
+    return fn(
+        data_source=request.data_source,
+        solution_str=request.solution_str,
+        ground_truth=request.ground_truth,
+        extra_info=request.extra_info,
+    )
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def is_async(fn: RewardFn) -> bool:
+    """Whether calling `fn` gives a coroutine, and calls may overlap."""
+    inner = fn.func if isinstance(fn, partial) else fn
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
