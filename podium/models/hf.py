@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import save_torch_state_dict
-from transformers import AutoConfig
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from podium.utils.errors import UserError
 from podium.utils.tokenizer import resolve_model
@@ -29,6 +29,24 @@ def load_hf_config(path: str, key: str, trust_remote_code: bool = False) -> Any:
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{key}={path}: its config does not load ({str(error).strip().splitlines()[0]})") from None
+
+
+def model_directory(path: str) -> str:
+    """The directory with the model's files; a hub name's are downloaded where the cache lacks them.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    resolved, local_files_only = resolve_model(path)
+    if Path(resolved).is_dir():
+        return resolved
+    return snapshot_download(resolved, allow_patterns=["*.json", "*.safetensors"], local_files_only=local_files_only)
+
+
+def causal_lm_architecture(config: Any) -> str:
+    """The class that loads a causal language model of this config."""
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return known[type(config)].__name__
 
 
 def load_pretrained(
@@ -63,22 +81,24 @@ def load_pretrained(
     return model
 
 
-def write_hf(path: str, tensors: dict[str, torch.Tensor], model: Any, architecture: str) -> None:
+def write_hf(
+    path: str, tensors: dict[str, torch.Tensor], config: Any, architecture: str, generation_config: Any | None = None
+) -> None:
     """Writes an ordinary Hugging Face directory: config.json and safetensors, in shards where they are large.
 
     Args:
-        tensors: all weights of `model`, whole, by name.
-        model: has ``config``, and ``generation_config`` if it generates.
+        tensors: all weights of the model, whole, by name.
         architecture: class that loads the directory.
+        generation_config: of a model that generates.
     """
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(tensors, target)
-    fields = json.loads(model.config.to_json_string(use_diff=True))
+    fields = json.loads(config.to_json_string(use_diff=True))
     fields["architectures"] = [architecture]
     (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.save_pretrained(target)
+    if generation_config is not None:
+        generation_config.save_pretrained(target)
 
 
 def transformer_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -19,8 +19,7 @@ class ValueModel(torch.nn.Module):
 
     def __init__(self, backbone: Any):
         super().__init__()
-        self.config = copy.deepcopy(backbone.config.get_text_config())
-        self.config.num_labels = 1
+        self.config = value_config(backbone.config.get_text_config())
         self._backbone_name = getattr(_classifier(self.config), "base_model_prefix", "model")
         setattr(self, self._backbone_name, backbone)
         self._no_split_modules = backbone._no_split_modules
@@ -31,7 +30,7 @@ class ValueModel(torch.nn.Module):
     @property
     def hf_architecture(self) -> str:
         """The Hugging Face class that loads this model once it is saved."""
-        return getattr(_classifier(self.config), "__name__", "ValueModel")
+        return value_architecture(self.config)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor
@@ -41,6 +40,18 @@ class ValueModel(torch.nn.Module):
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state
         return self.score(hidden)
+
+
+def value_config(config: Any) -> Any:
+    """The config of a value model on a backbone with `config`."""
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    return config
+
+
+def value_architecture(config: Any) -> str:
+    """The Hugging Face class that loads a value model of this config."""
+    return getattr(_classifier(config), "__name__", "ValueModel")
 
 
 def _classifier(config: Any) -> Any:

@@ -128,6 +128,12 @@ def take_last_token(values: Tensor, mask: Tensor) -> Tensor:
     return select(mask.any(dim=-1), values.gather(1, last).squeeze(1))
 
 
+def logit_rows(flat: Tensor) -> list[slice]:
+    """Row ranges of (rows, vocab) logits with about 2**24 elements each: a pass in float32 needs 64 MiB at once."""
+    step = max(1, _CHUNK_ELEMENTS // max(1, flat.shape[-1]))
+    return [slice(start, start + step) for start in range(0, flat.shape[0], step)]
+
+
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
     """Log-probability of each label, ``logits[label] - logsumexp(logits)``, without a second tensor of logits' size.
 
@@ -151,7 +157,7 @@ def sum_pi_squared_from_logits(logits: Tensor) -> Tensor:
     """Collision probability, the sum over the vocabulary of p squared, (..., vocab) -> (...), float32, no gradient."""
     flat = logits.reshape(-1, logits.shape[-1])
     out = torch.empty(flat.shape[0], dtype=_compute_dtype(logits), device=logits.device)
-    for rows in _chunks(flat):
+    for rows in logit_rows(flat):
         part = flat[rows].to(out.dtype)
         out[rows] = torch.exp(torch.logsumexp(2 * part, dim=-1) - 2 * torch.logsumexp(part, dim=-1))
     return out.view(logits.shape[:-1])
@@ -161,12 +167,6 @@ def _compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _chunks(flat: Tensor) -> list[slice]:
-    """Row ranges of a (rows, vocab) tensor that hold about ``_CHUNK_ELEMENTS`` elements each."""
-    step = max(1, _CHUNK_ELEMENTS // max(1, flat.shape[-1]))
-    return [slice(start, start + step) for start in range(0, flat.shape[0], step)]
-
-
 class _LogProbs(torch.autograd.Function):
     """Keeps the logits as they came and one float a token for backward; autograd's own would keep a float32 copy."""
 
@@ -174,7 +174,7 @@ class _LogProbs(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         flat, index = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1, 1)
         lse = torch.empty(flat.shape[0], dtype=_compute_dtype(logits), device=logits.device)
-        for rows in _chunks(flat):
+        for rows in logit_rows(flat):
             lse[rows] = torch.logsumexp(flat[rows].to(lse.dtype), dim=-1)
         ctx.save_for_backward(logits, labels, lse)
         return (flat.gather(-1, index).squeeze(-1).to(lse.dtype) - lse).view(labels.shape)
@@ -184,7 +184,7 @@ class _LogProbs(torch.autograd.Function):
         logits, labels, lse = ctx.saved_tensors
         flat, index, grad = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1, 1), grads[0].reshape(-1, 1)
         out = torch.empty_like(flat)
-        for rows in _chunks(flat):
+        for rows in logit_rows(flat):
             part = (flat[rows].to(lse.dtype) - lse[rows, None]).exp_().mul_(-grad[rows])
             out[rows] = part.scatter_add_(-1, index[rows], grad[rows].to(part.dtype))
         return out.view(logits.shape), None
@@ -197,7 +197,7 @@ class _Entropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         flat = logits.reshape(-1, logits.shape[-1])
         entropy = torch.empty(flat.shape[0], dtype=_compute_dtype(logits), device=logits.device)
-        for rows in _chunks(flat):
+        for rows in logit_rows(flat):
             entropy[rows] = torch.special.entr(torch.softmax(flat[rows].to(entropy.dtype), dim=-1)).sum(-1)
         ctx.save_for_backward(logits, entropy)
         return entropy.view(logits.shape[:-1])
@@ -207,7 +207,7 @@ class _Entropy(torch.autograd.Function):
         logits, entropy = ctx.saved_tensors
         flat, grad = logits.reshape(-1, logits.shape[-1]), grads[0].reshape(-1, 1)
         out = torch.empty_like(flat)
-        for rows in _chunks(flat):
+        for rows in logit_rows(flat):
             probs = torch.softmax(flat[rows].to(entropy.dtype), dim=-1)
             out[rows] = (torch.special.entr(probs) - probs * entropy[rows, None]) * grad[rows]
         return (out.view(logits.shape),)

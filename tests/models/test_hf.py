@@ -52,7 +52,7 @@ def test_writing_over_an_older_model_leaves_nothing_of_it(tmp_path: Path):
     tiny_model("qwen2").save_pretrained(tmp_path, max_shard_size="50KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = tiny_model("llama", 3)
-    write_hf(str(tmp_path), dict(model.named_parameters()), model, "LlamaForCausalLM")
+    write_hf(str(tmp_path), dict(model.named_parameters()), model.config, "LlamaForCausalLM")
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(dict(loaded.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)

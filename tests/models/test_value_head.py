@@ -42,7 +42,7 @@ def test_what_is_saved_loads_as_a_sequence_classifier_and_again_as_a_reward_mode
     torch.nn.init.normal_(model.score.weight)
     model.config.pad_token_id = 0
     saved = str(tmp_path / "rm")
-    write_hf(saved, {n: p.detach() for n, p in model.named_parameters()}, model, model.hf_architecture)
+    write_hf(saved, {n: p.detach() for n, p in model.named_parameters()}, model.config, model.hf_architecture)
     ids = torch.randint(2, 101, (2, 9))
     with torch.no_grad():
         values = model.eval()(ids, None, torch.arange(9).expand(2, 9))

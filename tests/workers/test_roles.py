@@ -236,7 +236,7 @@ def test_names_of_engines_are_checked(local_backend: Backend, model_dirs: dict[s
     specs["actor"].args[1].strategy = "deepspeed"
     group = local_backend.start_group(ResourcePool([1]), create_colocated_worker_cls(specs), env=ENV)
     spawned = group.spawn(["actor", "rollout"])
-    with pytest.raises(UserError, match="strategy=deepspeed: the only training engine is fsdp"):
+    with pytest.raises(UserError, match="strategy=deepspeed: the training engines are fsdp and megatron"):
         spawned["actor"].init_model()
     with pytest.raises(UserError, match=r"rollout\.name=trt: expected vllm or hf"):
         spawned["rollout"].init_model()

@@ -182,8 +182,9 @@ def _parallel_fields(layout: MegatronLayout, num_layers: int) -> dict[str, Any]:
         "expert_tensor_parallel_size": layout.expert_tp,
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_model_parallel_layout": stages if layout.pp > 1 else None,
-        # Micro-batches of different lengths; of the dispatchers only this one allows them, also without experts.
-        "variable_seq_lengths": True,
+        # Micro-batches of different lengths; of the dispatchers only this one allows them, even without experts. But
+        # between two interleaved stages the messages that tell the lengths would be paired wrongly.
+        "variable_seq_lengths": layout.vpp == 1,
         "moe_token_dispatcher_type": "alltoall",
         # See `refuse_silent_corruption`. Where there is CUDA, interleaved stages send while they compute.
         "batch_p2p_comm": layout.vpp == 1,

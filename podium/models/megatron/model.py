@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    gather_from_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
 
 from podium.models.megatron.config import architecture_of, padded_vocab_size, rope_frequencies, transformer_config
 from podium.models.megatron.layers import block_spec
@@ -73,6 +79,7 @@ class Chunk(GPTModel):
         if self.pre_process and architecture_of(hf_config).gemma:
             scale = torch.tensor(hf_config.hidden_size**0.5, dtype=config.params_dtype).item()
             self.embedding.register_forward_hook(lambda _module, _inputs, output: output * scale)
+        _mark_split_weights(self)
         if last and value_head:
             self.output_layer = ValueHead(config)
         rank_rows = padded // layout.tp
@@ -91,6 +98,18 @@ class Chunk(GPTModel):
         if self._pads:
             output[..., self._real_rows :] = PADDING_LOGIT
         return output
+
+
+def _mark_split_weights(chunk: torch.nn.Module) -> None:
+    """Says which weights every tensor-parallel rank has another part of; of the others, gradient norms count one.
+
+    megatron-core does it where it initialises weights, which is left out here.
+    """
+    for module in chunk.modules():
+        if isinstance(module, VocabParallelEmbedding | ColumnParallelLinear | RowParallelLinear):
+            dim = 1 if isinstance(module, RowParallelLinear) else 0
+            if module.weight is not None:  # a tied output layer has none of its own
+                set_tensor_model_parallel_attributes(module.weight, True, dim, 1)
 
 
 class ValueHead(torch.nn.Module):

@@ -1,5 +1,6 @@
 """Keys that are legal but wrong: values outside their choices, and keys that the chosen mode would ignore."""
 
+from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engine_rules
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.ppo import PPOConfig
@@ -7,7 +8,7 @@ from podium.trainer.config.reward import RewardFunctionConfig
 from podium.trainer.config.rm import RMConfig
 from podium.trainer.config.rollout import RolloutConfig
 from podium.trainer.config.sft import SFTConfig
-from podium.trainer.config.shared import OptimConfig
+from podium.trainer.config.shared import MegatronConfig, OptimConfig
 from podium.trainer.config.values import check_values
 from podium.utils.errors import UserError
 
@@ -33,7 +34,8 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     if tp != 1:
         raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
     check_methods(config)
-    _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config)])
+    _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config), *ppo_engine_rules(config)])
+    check_layouts(config)
     validation = config.actor_rollout_ref.rollout.val_kwargs
     if validation.n > 1 and validation.temperature == 0:
         raise UserError(
@@ -97,6 +99,7 @@ def _function_rules(function: RewardFunctionConfig) -> list[tuple[str, str]]:
 
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
     rules = _ignored_by_optimizer(config.optim, "optim")
+    rules += engine_rules("", "strategy", config.strategy, config.megatron, MegatronConfig())
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
     if not config.data.val_files:
@@ -152,7 +155,8 @@ def _reward_model_rules(config: PPOConfig) -> list[tuple[str, str]]:
         return []
     if model.enable:
         return [("reward_model.function_weight", "without custom_reward_function.path")]
-    leaves = ("model", "strategy", "micro_batch_size_per_gpu", "normalize", "weight", "function_weight", "fsdp_config")
+    leaves = ["model", "strategy", "micro_batch_size_per_gpu", "normalize", "weight", "function_weight"]
+    leaves += ["fsdp_config"]
     return [(f"reward_model.{leaf}", "without reward_model.enable=true") for leaf in leaves]
 
 

@@ -26,7 +26,8 @@ T = TypeVar("T")
 def load_config(cls: type[T], overrides: list[str], files: Sequence[str] = ()) -> tuple[T, set[str]]:
     """Builds `cls` from its defaults, then `files` (YAML or JSON), then overrides.
 
-    Overrides are Hydra's: ``a.b=1``, ``a.c=[x,y]``, ``a.d=null``.
+    Overrides are Hydra's: ``a.b=1``, ``a.c=[x,y]``, ``a.d=null``. Where `cls` has ``FOLLOWS`` (section -> section),
+    keys of the first that are not set take the second's values.
 
     Returns:
         The configuration, and the keys that were set: by an override, or by a file to something else than the default
@@ -51,6 +52,10 @@ def load_config(cls: type[T], overrides: list[str], files: Sequence[str] = ()) -
             OmegaConf.update(config, key, value, force_add=_inside_free_form(key, known))
         except OmegaConfBaseException:
             raise UserError(f"{text}: {key} takes {_in_words(known.get(key))}, got {value!r}") from None
+    for section, leader in getattr(cls, "FOLLOWS", {}).items():
+        for key in known:
+            if key.startswith(f"{section}.") and key not in explicit:
+                OmegaConf.update(config, key, OmegaConf.select(config, leader + key.removeprefix(section)))
     try:
         return typing.cast(T, OmegaConf.to_object(config)), explicit
     except OmegaConfBaseException as error:  # a ${...} that leads nowhere

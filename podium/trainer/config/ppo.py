@@ -1,7 +1,7 @@
 """The configuration of `podium.trainer.main_ppo`."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from podium.trainer.config.algorithm import AlgorithmConfig
 from podium.trainer.config.reward import RewardFunctionConfig, RewardModelConfig
@@ -82,6 +82,11 @@ class TrainerConfig(TrackingConfig):
 
 @dataclass
 class PPOConfig:
+    FOLLOWS: ClassVar[dict[str, str]] = {
+        "actor_rollout_ref.ref.megatron": "actor_rollout_ref.actor.megatron",
+        "critic.megatron": "actor_rollout_ref.actor.megatron",
+        "reward_model.megatron": "actor_rollout_ref.actor.megatron",
+    }
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

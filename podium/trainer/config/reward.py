@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.trainer.config.shared import FSDPConfig
+from podium.trainer.config.shared import FSDPConfig, MegatronConfig
 
 
 @dataclass
@@ -48,7 +48,7 @@ class RewardModelConfig(ScoringConfig):
     """Score responses by a reward model. A custom_reward_function is added to it; none is needed."""
     model: RewardModelPathConfig = field(default_factory=RewardModelPathConfig)
     strategy: str = "fsdp"
-    """Engine of the forward: fsdp."""
+    """Engine of the forward: fsdp | megatron."""
     micro_batch_size_per_gpu: int | None = None
     """Sequences in one forward; null takes the actor's ppo_micro_batch_size_per_gpu."""
     normalize: str = "none"
@@ -60,6 +60,7 @@ class RewardModelConfig(ScoringConfig):
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
     max_failure_rate: float = 0.25
     """Share of a batch that may be without a score (timeout, error, abstain); beyond it the run stops."""
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.trainer.config.sft import SFTTrainerConfig
-from podium.trainer.config.shared import ChatConfig, FSDPConfig, ModelConfig, OptimConfig
+from podium.trainer.config.shared import ChatConfig, FSDPConfig, MegatronConfig, ModelConfig, OptimConfig
 
 
 @dataclass
@@ -43,8 +43,9 @@ class RMConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     strategy: str = "fsdp"
-    """Training engine: fsdp."""
+    """Training engine: fsdp | megatron."""
     grad_clip: float = 1.0
     """Largest global gradient norm."""
     trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)

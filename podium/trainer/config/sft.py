@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.trainer.config.shared import ChatConfig, FSDPConfig, ModelConfig, OptimConfig, TrackingConfig
+from podium.trainer.config.shared import (
+    ChatConfig,
+    FSDPConfig,
+    MegatronConfig,
+    ModelConfig,
+    OptimConfig,
+    TrackingConfig,
+)
 
 
 @dataclass
@@ -62,8 +69,9 @@ class SFTConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     strategy: str = "fsdp"
-    """Training engine: fsdp."""
+    """Training engine: fsdp | megatron."""
     grad_clip: float = 1.0
     """Largest global gradient norm."""
     trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)

@@ -35,6 +35,29 @@ class FSDPConfig:
 
 
 @dataclass
+class MegatronConfig:
+    # Roles that share processes share a layout: what critic, reference and reward model do not set is as for the actor.
+    dtype: str = "float32"
+    """Precision of forward and backward: float32 | bfloat16. Gradients, master weights and optimizer state: float32."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that split every layer's matrices and the vocabulary."""
+    pipeline_model_parallel_size: int = 1
+    """Ranks that split the layers, each a stage of consecutive ones."""
+    virtual_pipeline_model_parallel_size: int | None = None
+    """Pieces of the model on each pipeline rank (interleaved 1F1B: shorter bubbles); null is one."""
+    pipeline_stage_layers: list[int] | None = None
+    """Layers of each stage (of each virtual one, in the order of the model) where the split is uneven; null is even."""
+    context_parallel_size: int = 1
+    """Ranks that split every sequence."""
+    expert_model_parallel_size: int = 1
+    """Ranks that split the experts of a mixture; they are taken from the data-parallel ranks."""
+    sequence_parallel: bool = False
+    """Split the activations between the matrices of a layer over the tensor-parallel ranks: less memory."""
+    use_remove_padding: bool = False
+    """Lay the rows of a micro-batch end to end instead of padding them to the longest."""
+
+
+@dataclass
 class ModelConfig:
     path: str = ""
     """Hugging Face directory (or cached hub name) of the policy. Required."""

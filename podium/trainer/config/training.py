@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from podium.trainer.config.shared import FSDPConfig, OptimConfig
+from podium.trainer.config.shared import FSDPConfig, MegatronConfig, OptimConfig
 
 
 @dataclass
@@ -26,7 +26,7 @@ class PolicyLossConfig:
 @dataclass
 class ActorConfig:
     strategy: str = "fsdp"
-    """Training engine: fsdp."""
+    """Training engine: fsdp | megatron."""
     ppo_mini_batch_size: int = 256
     """Prompts in one optimizer step, over all ranks (times rollout.n samples)."""
     ppo_micro_batch_size_per_gpu: int | None = None
@@ -62,6 +62,7 @@ class ActorConfig:
     policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
 
 
 @dataclass
@@ -69,6 +70,7 @@ class RefConfig:
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Sequences in one forward; null takes the actor's ppo_micro_batch_size_per_gpu."""
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
 
 
 @dataclass
@@ -84,7 +86,7 @@ class CriticModelConfig:
 @dataclass
 class CriticConfig:
     strategy: str = "fsdp"
-    """Training engine: fsdp."""
+    """Training engine: fsdp | megatron."""
     ppo_mini_batch_size: int | None = None
     """Prompts in one optimizer step; null takes the actor's."""
     ppo_micro_batch_size_per_gpu: int | None = None
@@ -100,3 +102,4 @@ class CriticConfig:
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.layout import data_parallel_size, engine_name
 from podium.trainer.ppo.estimator import Estimator
 from podium.utils.errors import UserError
 
@@ -24,6 +25,9 @@ class Plan:
     """Who runs where, and how many sequences each rank has in each phase."""
 
     ranks: int
+    actor_shards: int
+    """Data-parallel shards of the actor's engine: a mini-batch is divided over them."""
+    critic_shards: int
     use_critic: bool
     use_reference: bool
     use_kl_in_reward: bool
@@ -40,7 +44,7 @@ class Plan:
     """Sequences in an optimizer step of the actor, over all ranks."""
     critic_mini_rows: int
     actor_micro_rows: int
-    """Sequences in one forward and backward on one rank."""
+    """Sequences of one data-parallel shard in one forward and backward."""
     critic_micro_rows: int
     log_prob_micro_rows: int
     ref_micro_rows: int
@@ -54,22 +58,27 @@ class Plan:
         """The plan as lines for the console."""
         roles = ["actor", *(["critic"] * self.use_critic), *(["ref"] * self.use_reference)]
         roles += [*(["reward model"] * self.use_reward_model), "rollout"]
-        rollout = config.actor_rollout_ref.rollout
+        actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         lines = [
             f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
-            f"engine {config.actor_rollout_ref.actor.strategy}, rollout {rollout.name}",
+            f"engine {engine_name(actor.strategy, actor.megatron)}, rollout {rollout.name}",
             f"{self.total_steps} steps ({self.steps_per_epoch} an epoch): {config.data.train_batch_size} prompts x "
             f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank"
             + (", and a greedy one for each prompt" if self.use_greedy_baseline else ""),
-            f"actor: mini-batch {self.actor_mini_rows} sequences ({self.actor_mini_rows // self.ranks} a rank, "
+            f"actor: mini-batch {self._share(self.actor_mini_rows, self.actor_shards)}, "
             f"micro-batch {self.actor_micro_rows}), {self.actor_updates} optimizer steps in all",
         ]
         if self.use_critic:
             lines.append(
-                f"critic: mini-batch {self.critic_mini_rows} sequences ({self.critic_mini_rows // self.ranks} a rank, "
+                f"critic: mini-batch {self._share(self.critic_mini_rows, self.critic_shards)}, "
                 f"micro-batch {self.critic_micro_rows}), {self.critic_updates} optimizer steps in all"
             )
         return "\n".join(f"plan  {line}" for line in lines)
+
+    def _share(self, rows: int, shards: int) -> str:
+        """A mini-batch, the part of one data-parallel shard, and how many ranks work on that together."""
+        together = self.ranks // shards
+        return f"{rows} sequences ({rows // shards} " + ("a rank" if together == 1 else f"for each {together} ranks")
 
 
 def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
@@ -106,17 +115,21 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         use_kl_in_reward = algorithm.kl_ctrl.kl_coef > 0
     micro = _required(actor.ppo_micro_batch_size_per_gpu, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu")
     critic_mini = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
-    for key, mini in (
-        ("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size),
-        ("critic.ppo_mini_batch_size", critic_mini),
+    actor_shards = data_parallel_size("actor_rollout_ref.actor", actor.strategy, actor.megatron, ranks)
+    critic_shards = data_parallel_size("critic", critic.strategy, critic.megatron, ranks)
+    for key, mini, shards in (
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, actor_shards),
+        ("critic.ppo_mini_batch_size", critic_mini, critic_shards),
     ):
-        _check_division(key, mini, data.train_batch_size, n, ranks)
+        _check_division(key, mini, data.train_batch_size, n, shards)
     steps_per_epoch = dataset_rows // data.train_batch_size
     total_steps = trainer.total_training_steps or steps_per_epoch * trainer.total_epochs
     critic_epochs = critic.ppo_epochs or actor.ppo_epochs
     actor_steps = max(0, total_steps - (trainer.critic_warmup if use_critic else 0))
     return Plan(
         ranks=ranks,
+        actor_shards=actor_shards,
+        critic_shards=critic_shards,
         use_critic=use_critic,
         use_reference=use_kl_in_reward or actor.use_kl_loss,
         use_kl_in_reward=use_kl_in_reward,
@@ -147,14 +160,14 @@ def _required(value: int | None, key: str) -> int:
     return value
 
 
-def _check_division(key: str, mini: int, batch: int, n: int, ranks: int) -> None:
+def _check_division(key: str, mini: int, batch: int, n: int, shards: int) -> None:
     if mini < 1 or batch % mini:
         raise UserError(
             f"{key}={mini} does not divide data.train_batch_size={batch} (both count prompts): "
             f"{batch} / {mini} = {batch / mini if mini else 0:.2f} mini-batches"
         )
-    if mini * n % ranks:
+    if mini * n % shards:
         raise UserError(
             f"{key}={mini} prompts x actor_rollout_ref.rollout.n={n} = {mini * n} sequences do not divide over "
-            f"{ranks} ranks: {mini * n} / {ranks} = {mini * n / ranks:.2f}"
+            f"{shards} data-parallel ranks: {mini * n} / {shards} = {mini * n / shards:.2f}"
         )

@@ -172,12 +172,12 @@ class PPOTrainer:
         names += ["rollout_is_weights"] if "rollout_is_weights" in batch.batch else []
         columns = {name: batch.batch[name] for name in names}
         columns["response_mask"] = batch.batch.get("loss_mask", columns["response_mask"])
-        return by_rank(DataProto.from_dict(columns), self.plan.actor_mini_rows, self.plan.ranks)
+        return by_shard(DataProto.from_dict(columns), self.plan.actor_mini_rows, self.plan.actor_shards)
 
     def critic_batch(self, batch: DataProto) -> DataProto:
         """What the value loss reads."""
         columns = [*FORWARD_COLUMNS, "values", "returns"]
-        return by_rank(batch.select(columns, [], []), self.plan.critic_mini_rows, self.plan.ranks)
+        return by_shard(batch.select(columns, [], []), self.plan.critic_mini_rows, self.plan.critic_shards)
 
     def update(self, role: str, method: Any, batch: DataProto) -> None:
         """Calls the role's update and keeps its metrics."""
@@ -262,19 +262,19 @@ def forward_inputs(batch: DataProto) -> DataProto:
     return batch.select(FORWARD_COLUMNS, [], [])
 
 
-def by_rank(batch: DataProto, mini_rows: int, ranks: int) -> DataProto:
-    """Reorders rows so that contiguous shards give each rank its part of each mini-batch.
+def by_shard(batch: DataProto, mini_rows: int, shards: int) -> DataProto:
+    """Reorders rows so that contiguous shards hold each data-parallel rank's part of each mini-batch.
 
-    Mini-batch i is the same set of rows for any number of ranks, so the layout does not change what is learnt.
+    Mini-batch i is the same set of rows for any number of shards, so the layout does not change what is learnt.
     """
-    if ranks == 1:
+    if shards == 1:
         return batch
     rows = len(batch)
-    per_rank = mini_rows // ranks
+    per_shard = mini_rows // shards
     order = [
-        start + rank * per_rank + offset
-        for rank in range(ranks)
+        start + shard * per_shard + offset
+        for shard in range(shards)
         for start in range(0, rows, mini_rows)
-        for offset in range(per_rank)
+        for offset in range(per_shard)
     ]
     return batch.select_idxs(order)

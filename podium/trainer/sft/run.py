@@ -6,6 +6,7 @@ from typing import Any
 
 from podium.protocol import ClassWithInitArgs
 from podium.trainer.launch import resolve_device, worker_groups
+from podium.trainer.layout import data_parallel_size, engine_name
 from podium.trainer.sft.loop import SupervisedTrainer
 from podium.utils.errors import UserError
 from podium.utils.tracking import Tracking, check_loggers, make_run_dir
@@ -17,7 +18,7 @@ class SupervisedPlan:
 
     ranks: int
     rows: int
-    """Of the data set, on one rank, in one optimizer step."""
+    """Of the data set, of one data-parallel rank, in one optimizer step."""
     micro: int
     """Of the data set, in one forward and backward on one rank."""
     total_steps: int
@@ -31,14 +32,15 @@ def make_supervised_plan(config: Any, train_rows: int) -> SupervisedPlan:
     """
     data, trainer = config.data, config.trainer
     ranks = trainer.nnodes * trainer.n_gpus_per_node
-    if data.train_batch_size % ranks:
+    shards = data_parallel_size("", config.strategy, config.megatron, ranks)
+    if data.train_batch_size % shards:
         raise UserError(
-            f"data.train_batch_size={data.train_batch_size} does not divide over {ranks} ranks: "
-            f"{data.train_batch_size / ranks:.2f}"
+            f"data.train_batch_size={data.train_batch_size} does not divide over {shards} data-parallel ranks: "
+            f"{data.train_batch_size / shards:.2f}"
         )
     if train_rows < data.train_batch_size:
         raise UserError(f"data.train_batch_size={data.train_batch_size}, but data.train_files has {train_rows} rows")
-    rows = data.train_batch_size // ranks
+    rows = data.train_batch_size // shards
     steps = trainer.total_training_steps or train_rows // data.train_batch_size * trainer.total_epochs
     return SupervisedPlan(ranks, rows, data.micro_batch_size_per_gpu or rows, steps)
 
@@ -59,9 +61,10 @@ def run_supervised(
     device = resolve_device(trainer.device)
     make_run_dir(trainer.default_local_dir)
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
+    engine = engine_name(config.strategy, config.megatron)
     print(
-        f"plan  {plan.ranks} rank(s), {plan.total_steps} steps of {config.data.train_batch_size} rows, "
-        f"micro-batch {plan.micro}",
+        f"plan  {plan.ranks} rank(s), engine {engine}, {plan.total_steps} steps of {config.data.train_batch_size} "
+        f"rows, micro-batch {plan.micro}",
         flush=True,
     )
     with worker_groups(trainer, device, {name: role}, name) as groups:

@@ -1,5 +1,6 @@
 """From a configuration to the engine that it names."""
 
+import importlib.util
 from functools import partial
 from typing import Any
 
@@ -19,15 +20,26 @@ def build_engine(strategy: str, config: Any, model: ModelSpec, training: Trainin
     """The engine called `strategy`, with the model loaded and laid out over the ranks.
 
     Args:
-        config: has the engine's own section, ``fsdp_config``.
+        config: has the engine's own section, ``fsdp_config`` or ``megatron``.
         training: None for a model that is never trained.
 
     Raises:
         UserError: there is no such engine, or it cannot run the model.
     """
-    if strategy != "fsdp":
-        raise UserError(f"strategy={strategy}: the only training engine is fsdp")
-    return _fsdp(config.fsdp_config, model, training)
+    if strategy == "fsdp":
+        return _fsdp(config.fsdp_config, model, training)
+    if strategy == "megatron":
+        require_megatron()
+        from podium.workers.engine.megatron import MegatronEngine
+
+        return MegatronEngine(model, config.megatron, training)
+    raise UserError(f"strategy={strategy}: the training engines are fsdp and megatron")
+
+
+def require_megatron() -> None:
+    """Raises `UserError` where megatron-core is not installed."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise UserError("strategy=megatron needs megatron-core: pip install 'podium[megatron]'")
 
 
 def _fsdp(config: Any, model: ModelSpec, training: Training | None) -> FSDPEngine:

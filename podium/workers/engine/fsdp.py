@@ -176,8 +176,10 @@ class FSDPEngine(TrainEngine):
         whole = {name: _exactly(tensor.cpu()) for name, tensor in self.export(dtype) if self._is_writer()}
         try:
             if self._is_writer():
-                plain_name = type(self._module).__name__.removeprefix("FSDP")
-                write_hf(path, whole, self._module, getattr(self._module, "hf_architecture", plain_name))
+                module: Any = self._module
+                plain_name = type(module).__name__.removeprefix("FSDP")
+                architecture = getattr(module, "hf_architecture", plain_name)
+                write_hf(path, whole, module.config, architecture, getattr(module, "generation_config", None))
         finally:  # also where writing fails: the other ranks wait here
             torch.distributed.barrier()
 

@@ -1,7 +1,7 @@
 """AdamW and its learning-rate schedule, from the configuration."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +27,14 @@ def build_optimizer(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], 
 def build_scheduler(
     optimizer: torch.optim.Optimizer, config: Any, total_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Linear warm-up to the peak, then constant, or cosine or linear decay to ``min_lr_ratio`` at `total_steps`.
+    """The schedule of `lr_factor` on an optimizer whose groups have the peak learning rate."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(config, total_steps))
+
+
+def lr_factor(config: Any, total_steps: int) -> Callable[[int], float]:
+    """Learning rate of step 0, 1, ... as a share of the peak.
+
+    Linear warm-up to the peak, then constant, or cosine or linear decay to ``min_lr_ratio`` at `total_steps`.
 
     Raises:
         UserError: an unknown ``lr_scheduler_type``.
@@ -46,4 +53,4 @@ def build_scheduler(
         shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if kind == "cosine" else 1.0 - progress
         return floor + (1.0 - floor) * shape
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return factor

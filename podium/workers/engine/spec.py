@@ -30,13 +30,16 @@ class Scores:
     """Goes into the exported config: transformers finds the last token of a padded sequence by it."""
 
 
+Outputs = LogProbs | Values | Scores
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """The model to lay out."""
 
     path: str
     """Hugging Face directory, or cached hub name; of the backbone for `Values`."""
-    outputs: LogProbs | Values | Scores
+    outputs: Outputs
     trust_remote_code: bool = False
     recompute: bool = False
     """Recompute activations in backward."""

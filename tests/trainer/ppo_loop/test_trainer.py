@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podium.protocol import DataProto
-from podium.trainer.ppo.trainer import by_rank
+from podium.trainer.ppo.trainer import by_shard
 
 
-@given(minis=st.integers(1, 4), per_rank=st.integers(1, 4), ranks=st.integers(1, 4))
-def test_a_mini_batch_is_the_same_rows_for_any_number_of_ranks(minis, per_rank, ranks):
-    mini_rows = per_rank * ranks
+@given(minis=st.integers(1, 4), per_shard=st.integers(1, 4), shards=st.integers(1, 4))
+def test_a_mini_batch_is_the_same_rows_for_any_number_of_shards(minis, per_shard, shards):
+    mini_rows = per_shard * shards
     batch = DataProto.from_dict({"row": torch.arange(minis * mini_rows)})
-    shards = by_rank(batch, mini_rows, ranks).batch["row"].view(ranks, minis, per_rank)
+    shards = by_shard(batch, mini_rows, shards).batch["row"].view(shards, minis, per_shard)
     for mini in range(minis):
         rows = shards[:, mini].flatten().tolist()
         assert rows == list(range(mini * mini_rows, (mini + 1) * mini_rows))

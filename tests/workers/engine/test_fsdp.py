@@ -14,16 +14,13 @@ from podium.trainer.config.training import ActorConfig, CriticConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from tests.models.tiny import ARCHITECTURES, ragged_batch, row_tokens, tiny_model
 from tests.workers.engine.hosts import (
-    ENTROPY_COEFF,
-    TEMPERATURE,
     fails_on_second,
     infinite_constant,
     small_steps,
     squared_error,
     weighted_log_probs,
 )
-
-Batch = dict[str, torch.Tensor]
+from tests.workers.engine.plain import Batch, plain_training
 
 
 def proto(batch: Batch) -> DataProto:
@@ -49,39 +46,6 @@ def run(
     for step in metrics:
         assert all(rank == step[0] for rank in step), "ranks disagree on the metrics"
     return group.weights()[0], [step[0] for step in metrics]
-
-
-def plain_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """`weighted_log_probs`, written down once more without padding, masks or micro-batches."""
-    total = torch.zeros(())
-    for row in range(len(batch["input_ids"])):
-        prompt, response = row_tokens(batch, row)
-        logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
-        log_p = torch.log_softmax(logits, dim=-1)
-        chosen = log_p[torch.arange(len(response)), torch.tensor(response)]
-        entropy = -(log_p.exp() * log_p).sum(dim=-1)
-        total = total - (batch["advantages"][row, : len(response)] * chosen + ENTROPY_COEFF * entropy).sum()
-    return total / batch["response_mask"].sum()
-
-
-def plain_training(name: str, batches: list[Batch], grad_clip: float) -> tuple[Batch, list[dict[str, float]]]:
-    model, config = tiny_model(name), small_steps()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config.lr, eps=config.eps, betas=tuple(config.betas))
-    metrics = []
-    for step, batch in enumerate(batches):
-        lr = config.lr * min(1.0, (step + 1) / 2)
-        for param_group in optimizer.param_groups:
-            param_group["lr"] = lr
-        loss = plain_loss(model, batch)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        metrics.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
-    return {name: p.detach() for name, p in model.named_parameters()}, metrics
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,27 @@
+"""How a role's engine divides the ranks of a run: arithmetic only, done before anything starts."""
+
+from podium.models.megatron.parallel import MegatronLayout
+from podium.trainer.config.shared import MegatronConfig
+from podium.utils.errors import UserError
+
+
+def data_parallel_size(role: str, strategy: str, megatron: MegatronConfig, ranks: int) -> int:
+    """Shards into which the role's batches are cut: with FSDP one a rank, with Megatron one a copy of the model.
+
+    Args:
+        role: dotted key above the engine's section, for messages; empty at the top.
+
+    Raises:
+        UserError: the sizes do not go together, or the ranks do not divide into copies of the model.
+    """
+    if strategy != "megatron":
+        return ranks
+    try:
+        return MegatronLayout.from_config(megatron).dp(ranks)
+    except UserError as error:
+        raise UserError(f"{role}.megatron: {error}".lstrip(".")) from None
+
+
+def engine_name(strategy: str, megatron: MegatronConfig) -> str:
+    """The engine with the sizes of its layout, as a plan prints it."""
+    return f"megatron ({MegatronLayout.from_config(megatron)})" if strategy == "megatron" else strategy

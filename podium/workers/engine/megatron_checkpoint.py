@@ -1,0 +1,76 @@
+"""Checkpoints of a Megatron model and its optimizer, which any other layout can load."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch.distributed.checkpoint import FileSystemWriter
+
+from podium.workers.engine.megatron_optim import MegatronAdam
+
+# Optimizer state by parameter, not by the buffers of this layout.
+_RESHARDABLE = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+def save(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> None:
+    """Writes weights, and optimizer and schedule where there are any, under `path`. Every rank calls it."""
+    if torch.distributed.get_rank() == 0:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    torch.distributed.barrier()
+    dist_checkpointing.save(
+        _state(chunks, optimizer, is_loading=False), path, _Writer("torch_dist", 1), content_metadata=_RESHARDABLE
+    )
+
+
+def load(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> None:
+    """Reads what `save` wrote in any layout of the same model. Every rank calls it."""
+    state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), path)
+    for name, chunk in zip(_names(chunks), chunks, strict=True):
+        chunk.load_state_dict(state[name])
+    if optimizer is not None:
+        if "optimizer" in state:  # without, it had made no step
+            optimizer.inner.load_state_dict(state["optimizer"])
+        else:
+            optimizer.inner.reload_model_params()
+        optimizer.steps = state["steps"]
+        optimizer.apply_schedule()
+
+
+def _state(chunks: Sequence[Any], optimizer: MegatronAdam | None, is_loading: bool) -> dict[str, Any]:
+    state = {
+        name: chunk.sharded_state_dict(metadata=_RESHARDABLE)
+        for name, chunk in zip(_names(chunks), chunks, strict=True)
+    }
+    if optimizer is not None:
+        state["steps"] = optimizer.steps
+        state["optimizer"] = optimizer.inner.sharded_state_dict(state, is_loading=is_loading, metadata=_RESHARDABLE)
+    return state
+
+
+def _names(chunks: Sequence[Any]) -> list[str]:
+    """megatron-core's optimizers expect these."""
+    return ["model"] if len(chunks) == 1 else [f"model{index}" for index in range(len(chunks))]
+
+
+class _Writer(TorchDistSaveShardedStrategy):
+    """megatron-core's format, written by torch's own writer.
+
+    megatron-core's forks processes to write and keeps a server process for their answers, which a worker that is killed
+    leaves behind.
+    """
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        torch.distributed.checkpoint.save(
+            mcore_to_pyt_state_dict(state, False),
+            storage_writer=FileSystemWriter(checkpoint_dir),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
