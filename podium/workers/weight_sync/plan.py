@@ -12,7 +12,7 @@ import numpy as np
 
 from podium.utils.errors import UserError
 from podium.workers.weight_sync.boxes import Box, Span, cells, volume, wire_dtype
-from podium.workers.weight_sync.stream import Flow, Part, Stream
+from podium.workers.weight_sync.stream import Flow, Meetings, Part, Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +85,10 @@ class ReshardPlan:
         self.local_streams = local.list()
         """What stays where it is: each destination is its own source."""
         self.streams = sorted(remote.list(), key=lambda stream: len(stream.sources))  # those with least choice first
-        loads = np.zeros(1 + max((int(s.sources[-1]) for s in self.streams), default=0), dtype=np.int64)
+        size = 1 + max((max(int(s.sources[-1]), int(s.destinations[-1])) for s in self.streams), default=0)
+        loads, met = np.zeros(size, dtype=np.int64), Meetings(size)
         for stream in self.streams:
-            stream.close(loads)
+            stream.close(loads, met)
 
     @classmethod
     def from_pieces(

@@ -13,74 +13,9 @@ from hypothesis import strategies as st
 from podium.utils.errors import UserError
 from podium.utils.piece import Piece
 from podium.workers.weight_sync.boxes import Box, cells, itemsize
-from podium.workers.weight_sync.plan import Message, ReshardPlan, Transfer
+from podium.workers.weight_sync.plan import ReshardPlan
 from podium.workers.weight_sync.stream import water_fill
-
-Pieces = dict[int, list[Box]]
-
-
-def whole(box: Box, shape: tuple[int, ...]) -> np.ndarray:
-    """What `box` holds of a tensor of numbers that occur nowhere else in it, nor in one of another name."""
-    numbers = np.arange(math.prod(shape)).reshape(shape) + sum(box.name.encode()) * 1_000_003
-    return numbers[(*(slice(start, stop) for start, stop in zip(box.starts, box.stops, strict=True)), ...)]
-
-
-def find(transfer: Transfer, boxes: list[Box], arrays: list[np.ndarray]) -> np.ndarray:
-    """The view of `arrays` that a transfer means: the one box that it lies inside."""
-    found = []
-    for box, array in zip(boxes, arrays, strict=True):
-        if box.name != transfer.name:
-            continue
-        at = [slice(a - c, b - c) for a, b, c in zip(transfer.starts, transfer.stops, box.starts, strict=True)]
-        if all(s.start >= 0 and s.stop <= n for s, n in zip(at, array.shape, strict=True)):
-            found.append(array[(*at, ...)])
-    (view,) = found
-    return view
-
-
-def run(plan: ReshardPlan, sources: Pieces, destinations: Pieces, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Executes a plan on numpy arrays, each side from its own view of it, and checks what arrives and how often."""
-    memory = {rank: [whole(box, shapes[box.name]) for box in boxes] for rank, boxes in sources.items()}
-    filled = {
-        rank: [np.zeros_like(whole(box, shapes[box.name])) for box in boxes] for rank, boxes in destinations.items()
-    }
-    writes = {rank: [array.copy() for array in arrays] for rank, arrays in filled.items()}
-    wire: dict[tuple[int, int, str], np.ndarray] = {}
-
-    def pack(message: Message) -> np.ndarray:
-        rank = message.source
-        parts = [find(transfer, sources[rank], memory[rank]).reshape(-1) for transfer in message.transfers]
-        sizes = [part.size for part in parts]
-        assert [transfer.offset for transfer in message.transfers] == [sum(sizes[:i]) for i in range(len(sizes))]
-        assert message.numel == sum(sizes)
-        return np.concatenate(parts)
-
-    def unpack(message: Message, buffer: np.ndarray) -> None:
-        rank = message.destination
-        for transfer in message.transfers:
-            view = find(transfer, destinations[rank], filled[rank])
-            view[...] = buffer[transfer.offset : transfer.offset + transfer.numel].reshape(view.shape)
-            find(transfer, destinations[rank], writes[rank])[...] += 1
-
-    for rank in sources:
-        for message in plan.sends(rank):
-            assert message.source == rank != message.destination
-            wire[rank, message.destination, message.dtype] = pack(message)
-        for message in plan.local(rank):
-            unpack(message, pack(message))
-    for rank in destinations:
-        for message in plan.receives(rank):
-            assert message.destination == rank != message.source
-            unpack(message, wire.pop((message.source, rank, message.dtype)))
-    assert not wire, "messages that nobody expects"
-    for rank, boxes in destinations.items():
-        for box, array, count in zip(boxes, filled[rank], writes[rank], strict=True):
-            assert (count == 1).all(), f"{box} on {rank}: written {count.min()} to {count.max()} times"
-            assert (array == whole(box, shapes[box.name])).all(), f"{box} on {rank}"
-
-
-def points(box: Box | Transfer) -> set[tuple[int, ...]]:
-    return set(itertools.product(*(range(a, b) for a, b in zip(box.starts, box.stops, strict=True))))
+from tests.workers.weight_sync.plan_checks import Pieces, points, run
 
 
 @st.composite
