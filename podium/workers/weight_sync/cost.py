@@ -59,7 +59,7 @@ def plan_cost(plan: ReshardPlan, sources: Table, destinations: Table) -> Cost:
 
 
 def gather_cost(parameters: Sequence[Parameter], sources: Table, destinations: Table) -> Cost:
-    """Every rank of the rollout all-gathers the whole model, one collective a parameter, and cuts its part out of it."""
+    """Every rank of the rollout gathers the whole model, one collective a parameter, and cuts its part out of it."""
     held, wanted = held_bytes(sources), held_bytes(destinations)
     ranks = np.flatnonzero(wanted)
     own = np.where(ranks < len(held), held[np.minimum(ranks, len(held) - 1)], 0)

@@ -90,6 +90,9 @@ class MegatronShards(Layout):
         layout.dp(self.world_size)
         self._ranks_a_stage = self.world_size // layout.pp
         self._stage = np.repeat(np.arange(layout.stages), layout.layers_by_stage(model.layers))
+        _part("attention heads", model.heads, layout.tp)
+        if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
+            raise UserError(f"tp={layout.tp}: {model.kv_heads} kv heads neither divide by it nor divide it")
         if layout.ep > 1:
             if not model.experts:
                 raise UserError(f"ep={layout.ep} has no effect: the model has no experts")
@@ -221,18 +224,19 @@ class RolloutShards(Layout):
                 yield _range(parameter, 0, part * size, min((part + 1) * size, rows))
             return
         if parameter.cut in ("q", "k", "v"):
-            _part("heads", parameter.shape[0] // self.model.head_dim, self._tp)
+            _part(f"heads of {parameter.name}", parameter.shape[0] // self.model.head_dim, self._tp)
         yield _even(parameter, part, self._tp)
 
 
 def rollout_ranks(train: Layout, tp: int, dp: int, ep: int = 1) -> np.ndarray:
     """Which rank of `train` is which part of which engine, so that it keeps as much as can be. Returns (dp, tp).
 
-    Tensor-parallel groups of generation are strided through those of training, after the HybridFlow paper (arXiv
-    2409.19256, section 5.3): training's tensor rank r of t becomes generation's tensor rank r // (t / t_g), so that what
-    a rank trains with is a part of what it generates with; the t / t_g neighbours that meet in one part, and all pipeline
-    stages, serve different engines. Where generation has more parts than training, neighbours share out the
-    parts of their slice. Where a model's experts are spread in both, they decide, being most of its weights.
+    Tensor-parallel groups of generation are strided through those of training, as in the HybridFlow paper (arXiv
+    2409.19256, section 5.3): training's tensor rank r of t becomes generation's r // (t / t_g), so that what a rank
+    trains with is a part of what it generates with. The t / t_g neighbours that hold one part, and the stages of the
+    pipeline, serve different engines. Where generation has more parts than training, neighbours share out the parts of
+    their slice. (Where neither count divides the other, parts go to ranks in the order of their slices: close to the
+    best, which would depend on the stages.) Experts that are spread in both decide, being most of a model's weights.
     """
     assert tp * dp == train.world_size
     parts, (slices, count) = tp, train.slices()
