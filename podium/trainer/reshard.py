@@ -61,10 +61,8 @@ def compare(model: ModelShape, train: str, rollout: str) -> Report:
     sizes = _sizes("--rollout", rollout, ("tp", "dp", "ep"))
     tp, dp, ep = (sizes.get(key, 1) for key in ("tp", "dp", "ep"))
     shared = tp * dp == trainer.world_size
-    if shared:
-        ranks = rollout_ranks(trainer, tp, dp, ep)
-    else:
-        ranks = trainer.world_size + np.arange(tp * dp).reshape(dp, tp)
+    others = trainer.world_size + np.arange(tp * dp).reshape(dp, tp)
+    ranks = rollout_ranks(trainer, tp, dp, ep) if shared else others
     sources, destinations = trainer.table(), RolloutShards(model, ranks, ep).table()
     parameters = list(model.parameters())
     ways = {
@@ -72,7 +70,7 @@ def compare(model: ModelShape, train: str, rollout: str) -> Report:
         "full gather": gather_cost(parameters, sources, destinations),
         "broadcast": broadcast_cost(parameters, destinations),
     }
-    size = gather_cost(parameters, sources, destinations).peak
+    size = ways["full gather"].peak
     return Report(
         model=model,
         parameters=sum(parameter.numel for parameter in parameters),
@@ -92,10 +90,11 @@ def _train_layout(model: ModelShape, text: str) -> Layout:
         return FSDPShards(model, _sizes("--train", text, ("fsdp",))["fsdp"])
     layers = re.search(r"(?:^|,)layers=(\d+(?:\+\d+)*)(?=,|$)", text)
     rest = text.replace(layers[0], "", 1).lstrip(",") if layers else text
-    sizes = _sizes("--train", rest, ("tp", "pp", "vpp", "dp", "cp", "ep", "layers"))
-    dp = sizes.pop("dp", 1)
+    sizes = _sizes("--train", rest, ("tp", "pp", "vpp", "dp", "cp", "ep"))
+    tp, pp, vpp, cp, ep = (sizes.get(key, 1) for key in ("tp", "pp", "vpp", "cp", "ep"))
     stages = tuple(int(count) for count in layers[1].split("+")) if layers else ()
-    return MegatronShards(model, MegatronLayout(**sizes, stage_layers=stages), dp)
+    layout = MegatronLayout(tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, stage_layers=stages)
+    return MegatronShards(model, layout, sizes.get("dp", 1))
 
 
 def _sizes(option: str, text: str, known: Sequence[str]) -> dict[str, int]:
@@ -104,7 +103,8 @@ def _sizes(option: str, text: str, known: Sequence[str]) -> dict[str, int]:
         key, _, value = part.partition("=")
         if key not in known or key in sizes or not re.fullmatch(r"[1-9][0-9]*", value):
             raise UserError(
-                f"{option} {text}: at {part!r}: expected KEY=SIZE with sizes from 1 and keys {', '.join(known)}, each once"
+                f"{option} {text}: {part!r} is not KEY=SIZE with a size of at least 1 and one of the keys "
+                f"{', '.join(known)}, each once"
             )
         sizes[key] = int(value)
     return sizes
@@ -150,7 +150,8 @@ def _as_json(report: Report, bandwidth: float) -> dict[str, Any]:
 def _as_text(report: Report, bandwidth: float) -> str:
     where = "the same" if report.shared else "others"
     lines = [
-        f"model    {report.model.model_type}: {report.parameters:,} parameters, {_size(report.bytes)} in {report.model.dtype}",
+        f"model    {report.model.model_type}: {report.parameters:,} parameters, "
+        f"{_size(report.bytes)} in {report.model.dtype}",
         f"train    {report.train}: {report.train_ranks} ranks",
         f"rollout  {report.rollout}: {report.rollout_ranks} ranks, {where}",
         "",
@@ -197,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--train",
         required=True,
-        help="Megatron: tp=,pp=,vpp=,dp=,cp=,ep= (1 where left out), and layers=9+8+8+7 for uneven stages; or fsdp=RANKS",
+        help="Megatron: tp=,pp=,vpp=,dp=,cp=,ep= (default 1) and, for uneven stages, layers=9+8+8+7; or fsdp=RANKS",
     )
     parser.add_argument("--rollout", required=True, help="tp=,dp= and, for experts spread over whole engines, ep=")
     parser.add_argument("--bandwidth", default="50GB/s", help="of each rank, each way (default: %(default)s)")
