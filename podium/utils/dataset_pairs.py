@@ -49,6 +49,7 @@ class PreferenceDataset:
         key: str = "data.train_files",
     ):
         self._tokenizer = tokenizer
+        self._widths = max_prompt_length, max_response_length
         self._limits = PartLimits(max_prompt_length, max_response_length, truncation)
         self._columns = dict(zip(SIDES, (chosen_key, rejected_key), strict=True))
         rows = RowReader(files, key=key)
@@ -74,7 +75,6 @@ class PreferenceDataset:
             self._margins = _margins(rows, margin_key)
         except RowError as error:
             raise UserError(f"{rows.where(error.row)}: {error.reason}") from error
-        self.has_margin = margin_key is not None
         self.report = DataReport(kept=len(rows), dropped=0, truncated=int(cut.sum()))
 
     def _encode(
@@ -97,6 +97,10 @@ class PreferenceDataset:
             ids, prompt_length = self._sides[side][item]
             row[side] = {"input_ids": ids.tolist(), "prompt_length": prompt_length}
         return row
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """See `collate_pairs`."""
+        return collate_pairs(rows, self._tokenizer.pad_token_id, *self._widths)
 
 
 def _split(row: int, prompt: Any, answer: Any, column: str) -> tuple[Any, str]:

@@ -30,8 +30,8 @@ class SFTDataset:
     response includes end-of-sequence; `truncation` applies to each part by itself (a response cut on the right loses
     its end-of-sequence: it does not teach to stop there).
 
-    ``dataset[i]`` is a dict: ``input_ids`` (prompt then response, list of ints), ``prompt_length`` (the loss is on what
-    follows), ``index``.
+    ``dataset[i]`` is a dict: ``input_ids`` (prompt then response, list of ints), ``prompt_length`` and ``loss_mask``
+    (the loss is on what follows the prompt), ``index``.
 
     Raises:
         UserError: as `PromptDataset`, and for the response column too.
@@ -51,6 +51,7 @@ class SFTDataset:
         key: str = "data.train_files",
     ):
         limits = PartLimits(max_prompt_length, max_response_length, truncation)
+        self._pad, self._widths = tokenizer.pad_token_id, (max_prompt_length, max_response_length)
         rows = RowReader(files, key=key)
         rows.require(prompt_key, "data.prompt_key")
         rows.require(response_key, "data.response_key")
@@ -74,7 +75,12 @@ class SFTDataset:
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         ids, prompt_length = self._rows[item]
-        return {"input_ids": ids.tolist(), "prompt_length": prompt_length, "index": item}
+        loss_mask = [False] * prompt_length + [True] * (len(ids) - prompt_length)
+        return {"input_ids": ids.tolist(), "prompt_length": prompt_length, "loss_mask": loss_mask, "index": item}
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """See `collate_sft`."""
+        return collate_sft(rows, self._pad, *self._widths)
 
 
 class PartLimits:

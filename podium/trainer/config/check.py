@@ -47,7 +47,13 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
 def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
     """As `check_config`, for supervised fine-tuning."""
     check_values(config)
-    _refuse_ignored(explicit, _supervised_rules(config))
+    data, rules = config.data, _supervised_rules(config)
+    if data.messages_key is None:
+        rules.append(("data.max_length", "without data.messages_key"))
+    else:
+        leaves = ("prompt_key", "response_key", "max_prompt_length", "max_response_length")
+        rules += [(f"data.{leaf}", "beside data.messages_key") for leaf in leaves]
+    _refuse_ignored(explicit, rules)
 
 
 def check_rm_config(config: RMConfig, explicit: set[str]) -> None:

@@ -23,6 +23,12 @@ class SFTDataConfig(ChatConfig):
     """Column with the prompt."""
     response_key: str = "response"
     """Column with the answer to learn."""
+    messages_key: str | None = None
+    """Column with whole conversations, in place of prompt_key and response_key; the assistant's turns are learnt."""
+    max_length: int = 1024
+    """messages_key: tokens of a conversation."""
+    packing: bool = False
+    """Put several training documents into a row of max_length (or max_prompt_length + max_response_length) tokens."""
     max_prompt_length: int = 512
     """Tokens."""
     max_response_length: int = 512
@@ -30,7 +36,7 @@ class SFTDataConfig(ChatConfig):
     truncation: str = "error"
     """What to do with an overlong row: error | left | right | middle."""
     train_batch_size: int = 128
-    """Rows in one optimizer step, over all ranks."""
+    """Rows in one optimizer step, over all ranks; with packing, rows of several documents."""
     micro_batch_size_per_gpu: int | None = None
     """Rows in one forward and backward on one rank; null takes train_batch_size over the ranks."""
     shuffle: bool = True

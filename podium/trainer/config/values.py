@@ -48,6 +48,7 @@ _SHARE, _POSITIVE_SHARE = _Range(0, 1), _Range(0, 1, low_is_in=False)
 _RANGES = {
     "train_batch_size": _AT_LEAST_1,
     "val_batch_size": _AT_LEAST_1,
+    "data.max_length": _Range(2),
     "max_prompt_length": _AT_LEAST_1,
     "max_response_length": _AT_LEAST_1,
     "ppo_mini_batch_size": _AT_LEAST_1,

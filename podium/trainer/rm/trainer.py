@@ -1,28 +1,18 @@
-"""Reward-model training: what a batch is, and what validation says."""
+"""Reward-model training: what an update is, and what validation says."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
 
 from podium.protocol import DataProto
-from podium.trainer.sft.loop import SupervisedTrainer
-from podium.utils.dataset_pairs import collate_pairs
+from podium.trainer.sft.loop import SupervisedTrainer, batch_of
 
 _VALIDATION_PAIRS = 128
 
 
 class RMTrainer(SupervisedTrainer):
     """Fits scores to preferences; the group is a `RewardModelTrainer` with `preference_objective`."""
-
-    def batch(self, dataset: Any, indices: Iterable[int]) -> DataProto:
-        """Two rows a pair, chosen before rejected."""
-        data = self.config.data
-        rows = [dataset[int(i)] for i in indices]
-        return DataProto.from_dict(
-            collate_pairs(rows, self.tokenizer.pad_token_id, data.max_prompt_length, data.max_response_length)
-        )
 
     def update(self, batch: DataProto) -> list[dict[str, float]]:
         """One optimizer step; its metrics."""
@@ -32,7 +22,7 @@ class RMTrainer(SupervisedTrainer):
         """Share of pairs in which the chosen response scores higher, loss, and where the scores lie."""
         parts = []
         for start in range(0, len(dataset), _VALIDATION_PAIRS):
-            batch = self.batch(dataset, range(start, min(start + _VALIDATION_PAIRS, len(dataset))))
+            batch = batch_of(dataset, range(start, min(start + _VALIDATION_PAIRS, len(dataset))))
             scores = self.group.compute_rm_score(batch).batch["rm_scores"].sum(dim=-1)
             assert batch.batch is not None
             parts.append(torch.stack([scores, batch.batch["margins"]]))

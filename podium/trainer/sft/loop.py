@@ -14,12 +14,12 @@ from podium.utils.tracking import Tracking
 
 
 class SupervisedTrainer(ABC):
-    """Trains on batches of rows; what a batch is and how it is judged is up to the subclass.
+    """Trains on batches of rows; what an update is and how the model is judged is up to the subclass.
 
     Args:
         config: has ``data`` and ``trainer``.
         group: the role that is trained.
-        train_set, val_set: have a length, and rows by index.
+        train_set, val_set: have a length, rows by index, and ``collate``, which makes tensors of rows.
         total_steps: optimizer steps to make.
     """
 
@@ -40,10 +40,6 @@ class SupervisedTrainer(ABC):
         self.timer = PhaseTimer()
 
     @abstractmethod
-    def batch(self, dataset: Any, indices: Iterable[int]) -> DataProto:
-        """Rows of a data set as the role takes them."""
-
-    @abstractmethod
     def update(self, batch: DataProto) -> list[dict[str, float]]:
         """One optimizer step; its metrics."""
 
@@ -58,7 +54,7 @@ class SupervisedTrainer(ABC):
             began = time.perf_counter()
             epoch, indices = next(self.loader)
             with self.timer("update"):
-                updates = self.update(self.batch(self.train_set, indices))
+                updates = self.update(batch_of(self.train_set, indices))
             metrics = {**update_metrics("train", updates), "training/epoch": epoch, "training/global_step": step}
             validates = self.val_set is not None and self._is_due(step, self.config.trainer.test_freq)
             if validates:
@@ -79,3 +75,8 @@ class SupervisedTrainer(ABC):
         target = str((Path(self.config.trainer.default_local_dir) / "export").resolve())
         self.group.save_hf(target)
         self.tokenizer.save_pretrained(target)
+
+
+def batch_of(dataset: Any, indices: Iterable[int]) -> DataProto:
+    """Some rows of a data set as one batch."""
+    return DataProto.from_dict(dataset.collate([dataset[int(i)] for i in indices]))

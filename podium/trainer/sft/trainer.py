@@ -1,12 +1,10 @@
-"""Supervised fine-tuning: what a batch is, and what validation says."""
+"""Supervised fine-tuning: what an update is, and what validation says."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from podium.protocol import DataProto
-from podium.trainer.sft.loop import SupervisedTrainer
-from podium.utils.dataset_sft import collate_sft
+from podium.trainer.sft.loop import SupervisedTrainer, batch_of
 from podium.utils.torch_functional import masked_sum
 
 _VALIDATION_ROWS = 256
@@ -14,13 +12,6 @@ _VALIDATION_ROWS = 256
 
 class SFTTrainer(SupervisedTrainer):
     """Fits a causal language model to responses; the group is an `ActorWorker` with `sft_objective`."""
-
-    def batch(self, dataset: Any, indices: Iterable[int]) -> DataProto:
-        """The layout of PPO batches."""
-        data = self.config.data
-        rows = [dataset[int(i)] for i in indices]
-        tensors = collate_sft(rows, self.tokenizer.pad_token_id, data.max_prompt_length, data.max_response_length)
-        return DataProto.from_dict(tensors)
 
     def update(self, batch: DataProto) -> list[dict[str, float]]:
         """One optimizer step; its metrics."""
@@ -34,7 +25,7 @@ class SFTTrainer(SupervisedTrainer):
         """
         loss, tokens, probability = 0.0, 0, 0.0
         for start in range(0, len(dataset), _VALIDATION_ROWS):
-            batch = self.batch(dataset, range(start, min(start + _VALIDATION_ROWS, len(dataset))))
+            batch = batch_of(dataset, range(start, min(start + _VALIDATION_ROWS, len(dataset))))
             assert batch.batch is not None
             mask = batch.batch["response_mask"]
             log_probs = self.group.compute_log_prob(batch).batch["old_log_probs"]

@@ -3,14 +3,18 @@
 import json
 import math
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from podium.trainer.config import SFTConfig, load_config
+from podium.trainer.chat import load_chat_tokenizer
+from podium.trainer.config import SFTConfig, check_sft_config, load_config
 from podium.trainer.main_sft import train
 from podium.trainer.sft.objective import sft_objective
+from podium.utils.dataset_chat import ChatDataset, PackedDataset
+from podium.utils.errors import UserError
 from podium.utils.torch_functional import Denominator
 
 
@@ -67,3 +71,73 @@ def test_micro_batches_and_ranks_change_nothing(task, tmp_path, monkeypatch):
         results.append([json.loads(line)["train/loss"] for line in lines])
     assert results[1] == pytest.approx(results[0], rel=1e-4)
     assert results[2] == pytest.approx(results[0], rel=1e-4)
+
+
+def chats(path, count):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{number:0{1 + number % 9}d}+1="},
+                {"role": "assistant", "content": str(number + 1)},
+                {"role": "user", "content": "and?"},
+                {"role": "assistant", "content": "no " * (number % 5)},
+            ]
+        }
+        for number in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    file = tmp_path_factory.mktemp("template") / "chat.jinja"
+    file.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}|"
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    return file
+
+
+def test_packed_documents_do_not_see_each_other(task, template, tmp_path, monkeypatch):
+    """One step on all conversations: loss and weights are those of the same conversations, one a row."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data = chats(tmp_path / "chats.parquet", 24)
+    results = {}
+    common = {
+        "data__train_files": data,
+        "data__val_files": data,
+        "data__messages_key": "messages",
+        "data__chat_template": template,
+        "data__max_length": 128,
+        "data__max_prompt_length": None,
+        "data__max_response_length": None,
+        "optim__eps": 1e-3,  # Adam's first step would blow rounding up
+    }
+    for name, changes in {"rows": {}, "packed": {"data__packing": "true", "data__micro_batch_size_per_gpu": 5}}.items():
+        argv = task.sft(tmp_path / name, **common | changes | {"data__train_batch_size": 1})
+        config, explicit = load_config(SFTConfig, argv)
+        check_sft_config(config, explicit)
+        rows = _rows(config)
+        config.data.train_batch_size = rows
+        validation = train(config)
+        line = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])
+        results[name] = [line["train/loss"], line["train/grad_norm"], *validation.values()]
+        assert AutoTokenizer.from_pretrained(tmp_path / name / "export").chat_template == template.read_text()
+        assert (rows == 24) == (name == "rows") and rows > 5
+    assert results["packed"] == pytest.approx(results["rows"], rel=1e-4)
+
+
+def _rows(config) -> int:
+    tokenizer = load_chat_tokenizer(config.model.path, config.data, False, "model.path")
+    dataset = ChatDataset(config.data.train_files, tokenizer, max_length=128)
+    return len(PackedDataset(dataset, tokenizer.pad_token_id, 128)) if config.data.packing else len(dataset)
+
+
+def test_keys_of_the_other_form_are_refused(task, tmp_path):
+    for change, message in (
+        ({"data__messages_key": "messages"}, r"data.max_prompt_length has no effect beside data.messages_key"),
+        ({"data__max_length": 9}, r"data.max_length has no effect without data.messages_key"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_sft_config(*load_config(SFTConfig, task.sft(tmp_path, **change)))
