@@ -13,6 +13,7 @@ from podium.utils.dataset_text import (
     PromptEncoder,
     RowError,
     check_truncation,
+    digest_rows,
     object_array,
     pad_rows,
     truncate_ids,
@@ -133,6 +134,10 @@ class PromptDataset:
         for item, row in enumerate(self._index):
             first.setdefault(sources[row] or "unknown", item)
         return first
+
+    def fingerprint(self) -> str:
+        """A digest of all prompts in their order: equal for the same rows, whatever their files are called."""
+        return digest_rows(self._ids)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         index = self._index[item]

@@ -9,7 +9,15 @@ import torch
 from podium.utils.chat_masks import AssistantMasks
 from podium.utils.data_files import RowReader
 from podium.utils.dataset import DataReport
-from podium.utils.dataset_text import ChatOptions, RowError, check_truncation, kind_of, pad_rows, truncate_ids
+from podium.utils.dataset_text import (
+    ChatOptions,
+    RowError,
+    check_truncation,
+    digest_rows,
+    kind_of,
+    pad_rows,
+    truncate_ids,
+)
 from podium.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,6 +85,10 @@ class ChatDataset:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def fingerprint(self) -> str:
+        """As of a `PromptDataset`, with what is learnt of each row."""
+        return digest_rows(part for row in self._rows for part in row)
+
     def __getitem__(self, item: int) -> dict[str, Any]:
         ids, mask = self._rows[item]
         return {"input_ids": ids.tolist(), "loss_mask": mask.tolist(), "index": item}
@@ -114,6 +126,12 @@ class PackedDataset:
 
     def __len__(self) -> int:
         return len(self._bins)
+
+    def fingerprint(self) -> str:
+        """Of the documents and their rows."""
+        return digest_rows(
+            [np.frombuffer(self._documents.fingerprint().encode(), np.uint8), *map(np.array, self._bins)]
+        )
 
     def __getitem__(self, item: int) -> list[dict[str, Any]]:
         return [self._documents[i] for i in self._bins[item]]

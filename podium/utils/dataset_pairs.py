@@ -9,7 +9,15 @@ import torch
 from podium.utils.data_files import RowReader
 from podium.utils.dataset import DataReport
 from podium.utils.dataset_sft import PartLimits, collate_sft
-from podium.utils.dataset_text import ChatOptions, PromptEncoder, RowError, is_chat, kind_of, response_ids
+from podium.utils.dataset_text import (
+    ChatOptions,
+    PromptEncoder,
+    RowError,
+    digest_rows,
+    is_chat,
+    kind_of,
+    response_ids,
+)
 from podium.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,6 +98,10 @@ class PreferenceDataset:
 
     def __len__(self) -> int:
         return len(self._margins)
+
+    def fingerprint(self) -> str:
+        """As of a `PromptDataset`, of both sides."""
+        return digest_rows(ids for side in SIDES for ids, _ in self._sides[side])
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row: dict[str, Any] = {"margin": self._margins[item], "index": item}

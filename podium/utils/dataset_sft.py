@@ -13,6 +13,7 @@ from podium.utils.dataset_text import (
     PromptEncoder,
     RowError,
     check_truncation,
+    digest_rows,
     pad_rows,
     response_ids,
     truncate_ids,
@@ -72,6 +73,10 @@ class SFTDataset:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def fingerprint(self) -> str:
+        """As of a `PromptDataset`."""
+        return digest_rows(ids for ids, _ in self._rows)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         ids, prompt_length = self._rows[item]

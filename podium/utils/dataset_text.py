@@ -1,5 +1,6 @@
 """Prompts to token ids: a string as it stands, a chat list through the tokenizer's template."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -200,6 +201,14 @@ def pad_rows(sequences: list[list[int]], pad: int, width: int, *, left: bool) ->
         ids[row, span] = torch.tensor(sequence, dtype=torch.int64)
         mask[row, span] = True
     return ids, mask
+
+
+def digest_rows(rows: Iterable[np.ndarray]) -> str:
+    """A digest of rows of token ids, in their order."""
+    digest = hashlib.sha256()
+    for ids in rows:
+        digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
+    return digest.hexdigest()
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

@@ -1,5 +1,8 @@
 """What the trained roles (actor, critic) and the reference share: their tensors, their engine, their update loop."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from podium.protocol import (
@@ -11,9 +14,12 @@ from podium.protocol import (
     make_nd_compute_dispatch_fn,
     register,
 )
+from podium.utils.checkpoint import Files, seal, write_synced
+from podium.utils.random_state import random_state, set_random_state
 from podium.workers.engine.base import LossFn, Tensors
 from podium.workers.engine.build import build_engine
 from podium.workers.engine.spec import ModelSpec, Training
+from podium.workers.saving import Saving
 
 ENGINE_MESH = "engine"
 """The mesh of a role's data-parallel shards, as its engine laid them out."""
@@ -90,14 +96,47 @@ class TrainedRole(EngineRole):
         ]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, path: str) -> None:
-        """Writes weights, optimizer and schedule under the directory `path`."""
-        self._engine.save(path)
+    def checkpoint_bytes(self) -> int:
+        """What a checkpoint takes on the disk from this rank."""
+        return self._engine.state_bytes()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, path: str, background: bool = False) -> None:
+        """Writes weights, optimizer, schedule and random states under the directory `path`.
+
+        With `background`, returns once they are copied; `saved_files` says when they are written.
+        """
+        write = self._engine.snapshot() if background else self._engine.save
+        random = random_state()
+        self._saving = Saving(lambda: self._save(path, write, random), background)
+
+    def _save(self, path: str, write: Callable[[str], None], random: dict[str, Any]) -> Files:
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(path)
+        states = folder / f"random_{self.rank}.json"
+        write_synced(states, json.dumps(random) + "\n")
+        # Ranks that end their writing together seal what they wrote together; each its own random states.
+        shared = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("random_")]
+        mine = [*sorted(shared)[self.rank :: self.world_size], states]
+        return seal(mine, folder.parent)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def saved_files(self, wait: bool = True) -> Files | None:
+        """Digests of the files that this rank answers for; None if they are still being written and not waited for.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        return self._saving.result(wait)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:
         """Reads what `save_checkpoint` wrote, also from another number of ranks."""
         self._engine.load(path)
+        states = Path(path) / f"random_{self.rank}.json"
+        if states.exists():  # not there for ranks beyond those that saved
+            set_random_state(json.loads(states.read_text(encoding="utf-8")))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_hf(self, path: str) -> None:

@@ -111,8 +111,8 @@ def test_ray_with_vllm(task: SmallTask, tmp_path):
     assert (run_dir / "latest_checkpointed_iteration.txt").read_text().strip() == "3"
     for step in (2, 3):
         checkpoint = run_dir / f"global_step_{step}"
-        assert {path.name for path in checkpoint.iterdir()} == {"actor", "critic", "trainer.json"}
-        assert json.loads((checkpoint / "trainer.json").read_text())["step"] == step
+        assert {path.name for path in checkpoint.iterdir()} == {"actor", "critic", "manifest.json", "manifest.sha256"}
+        assert json.loads((checkpoint / "manifest.json").read_text())["step"] == step
     trained = AutoModelForCausalLM.from_pretrained(run_dir / "export")
     untrained = AutoModelForCausalLM.from_pretrained(task.model)
     assert type(trained) is type(untrained)
@@ -215,7 +215,11 @@ def test_grpo_with_the_kl_in_the_loss(command: Preloaded, task: SmallTask, tmp_p
     kl = [row["actor/kl_loss"] for row in rows]
     assert all(value >= 0 for value in kl) and kl[2] > kl[0]
     assert abs(rows[0]["critic/advantages/mean"]) < 0.1
-    assert {path.name for path in (tmp_path / "run" / "global_step_3").iterdir()} == {"actor", "trainer.json"}
+    assert {path.name for path in (tmp_path / "run" / "global_step_3").iterdir()} == {
+        "actor",
+        "manifest.json",
+        "manifest.sha256",
+    }
 
 
 def test_critic_warm_up_leaves_the_policy_alone(command: Preloaded, task: SmallTask, tmp_path):

@@ -8,7 +8,7 @@ from podium.trainer.config.reward import RewardFunctionConfig
 from podium.trainer.config.rm import RMConfig
 from podium.trainer.config.rollout import RolloutConfig
 from podium.trainer.config.sft import SFTConfig
-from podium.trainer.config.shared import MegatronConfig, OptimConfig
+from podium.trainer.config.shared import CheckpointConfig, MegatronConfig, OptimConfig
 from podium.trainer.config.values import check_values
 from podium.utils.errors import UserError
 
@@ -34,6 +34,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     if tp != 1:
         raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
     check_methods(config)
+    _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
     _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config), *ppo_engine_rules(config)])
     check_layouts(config)
     validation = config.actor_rollout_ref.rollout.val_kwargs
@@ -47,6 +48,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
 def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
     """As `check_config`, for supervised fine-tuning."""
     check_values(config)
+    _check_checkpoints(config.trainer, config.trainer.test_freq, config.strategy)
     data, rules = config.data, _supervised_rules(config)
     if data.messages_key is None:
         rules.append(("data.max_length", "without data.messages_key"))
@@ -59,6 +61,7 @@ def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
 def check_rm_config(config: RMConfig, explicit: set[str]) -> None:
     """As `check_config`, for reward models."""
     check_values(config)
+    _check_checkpoints(config.trainer, config.trainer.test_freq, config.strategy)
     _refuse_ignored(explicit, _supervised_rules(config))
 
 
@@ -104,7 +107,7 @@ def _function_rules(function: RewardFunctionConfig) -> list[tuple[str, str]]:
 
 
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
-    rules = _ignored_by_optimizer(config.optim, "optim")
+    rules = [*_ignored_by_optimizer(config.optim, "optim"), *_ignored_by_checkpoints(config.trainer)]
     rules += engine_rules("", "strategy", config.strategy, config.megatron, MegatronConfig())
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
@@ -138,6 +141,7 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     rules += _reward_model_rules(config)
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
+    rules += _ignored_by_checkpoints(config.trainer)
     rules += _ignored_by_optimizer(actor.optim, "actor_rollout_ref.actor.optim")
     rules += _ignored_by_optimizer(config.critic.optim, "critic.optim")
     if not in_reward:
@@ -164,6 +168,31 @@ def _reward_model_rules(config: PPOConfig) -> list[tuple[str, str]]:
     leaves = ["model", "strategy", "micro_batch_size_per_gpu", "normalize", "weight", "function_weight"]
     leaves += ["fsdp_config"]
     return [(f"reward_model.{leaf}", "without reward_model.enable=true") for leaf in leaves]
+
+
+def _check_checkpoints(trainer: CheckpointConfig, test_freq: int, strategy: str) -> None:
+    if trainer.async_save and strategy != "fsdp":
+        raise UserError(f"trainer.async_save=true: the {strategy} engine saves while the run waits; remove it")
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        raise UserError("trainer.resume_mode=resume_path: set trainer.resume_from_path to a checkpoint")
+    metric, save_freq = trainer.best_ckpt_metric, trainer.save_freq
+    if metric and metric.startswith("val/") and save_freq > 0 and (test_freq < 1 or save_freq % test_freq):
+        raise UserError(
+            f"trainer.best_ckpt_metric={metric} is known where validation runs: trainer.test_freq={test_freq} must "
+            f"divide trainer.save_freq={save_freq}"
+        )
+
+
+def _ignored_by_checkpoints(trainer: CheckpointConfig) -> list[tuple[str, str]]:
+    rules = []
+    if trainer.resume_mode != "resume_path":
+        rules.append(("trainer.resume_from_path", f"with trainer.resume_mode={trainer.resume_mode}"))
+    if trainer.save_freq < 1:
+        why = "without trainer.save_freq: the last checkpoint is the only one"
+        rules += [(f"trainer.{leaf}", why) for leaf in ("async_save", "max_ckpt_to_keep", "best_ckpt_metric")]
+    if trainer.best_ckpt_metric is None:
+        rules.append(("trainer.best_ckpt_mode", "without trainer.best_ckpt_metric"))
+    return rules
 
 
 def _ignored_by_optimizer(optim: OptimConfig, prefix: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from podium.trainer.config.algorithm import AlgorithmConfig
 from podium.trainer.config.reward import RewardFunctionConfig, RewardModelConfig
 from podium.trainer.config.rollout import RolloutConfig
-from podium.trainer.config.shared import ChatConfig, ModelConfig, TrackingConfig
+from podium.trainer.config.shared import ChatConfig, CheckpointConfig, ModelConfig, TrackingConfig
 from podium.trainer.config.training import ActorConfig, CriticConfig, RefConfig
 
 
@@ -47,7 +47,7 @@ class ActorRolloutRefConfig:
 
 
 @dataclass
-class TrainerConfig(TrackingConfig):
+class TrainerConfig(CheckpointConfig, TrackingConfig):
     total_epochs: int = 1
     """Passes over the training data."""
     total_training_steps: int | None = None
@@ -68,8 +68,6 @@ class TrainerConfig(TrackingConfig):
     """Validate and stop."""
     test_freq: int = -1
     """Iterations between validations; -1 validates at the end only."""
-    save_freq: int = -1
-    """Iterations between checkpoints; -1 saves at the end only."""
     log_val_generations: int = 8
     """Rows of the validation sample table."""
     plugins: list[str] = field(default_factory=list)

@@ -5,6 +5,7 @@ from typing import Any
 
 from podium.trainer.config.shared import (
     ChatConfig,
+    CheckpointConfig,
     FSDPConfig,
     MegatronConfig,
     ModelConfig,
@@ -46,7 +47,7 @@ class SFTDataConfig(ChatConfig):
 
 
 @dataclass
-class SFTTrainerConfig(TrackingConfig):
+class SFTTrainerConfig(CheckpointConfig, TrackingConfig):
     total_epochs: int = 1
     """Passes over the training data."""
     total_training_steps: int | None = None

@@ -89,3 +89,26 @@ class ChatConfig:
     """Variables for the template, such as enable_thinking."""
     system_prompt: str | None = None
     """First message of every chat that has no system message of its own."""
+
+
+@dataclass
+class CheckpointConfig:
+    resume_mode: str = "auto"
+    """auto: go on from the newest checkpoint of default_local_dir, or start where there is none | disable: start, and
+    refuse a directory with checkpoints | resume_path: go on from resume_from_path."""
+    resume_from_path: str | None = None
+    """A checkpoint (.../global_step_N), or a run directory, whose newest is taken."""
+    save_freq: int = -1
+    """Steps between checkpoints; -1 saves at the end only."""
+    async_save: bool = False
+    """Copy what is to be saved and write it while the run goes on; takes the memory of the copy."""
+    max_ckpt_to_keep: int | None = None
+    """Newest checkpoints to keep; null keeps all."""
+    best_ckpt_metric: str | None = None
+    """A step's metric, such as val/score/mean: the checkpoint with the best is kept too, and named in
+    best_checkpointed_iteration.txt."""
+    best_ckpt_mode: str = "max"
+    """Which is best: max | min."""
+    preempt_grace_s: float = 30.0
+    """Seconds from SIGTERM in which the step in hand is finished and saved (exit code 143); a step that takes longer is
+    given up, and the run goes on from the checkpoint before it."""

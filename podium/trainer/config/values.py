@@ -24,6 +24,8 @@ _CHOICES = {
     "reward_manager": ("naive", "batch"),
     "device": ("auto", "cpu", "cuda"),
     "backend": ("ray", "local"),
+    "resume_mode": ("auto", "disable", "resume_path"),
+    "best_ckpt_mode": ("max", "min"),
 }
 
 
@@ -76,6 +78,8 @@ _RANGES = {
     "log_val_generations": _AT_LEAST_0,
     "test_freq": _Range(-1),
     "save_freq": _Range(-1),
+    "max_ckpt_to_keep": _AT_LEAST_1,
+    "preempt_grace_s": _ABOVE_0,
     "lr": _AT_LEAST_0,
     "eps": _ABOVE_0,
     "weight_decay": _AT_LEAST_0,

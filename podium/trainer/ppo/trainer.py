@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
-from podium.trainer.ppo.checkpoint import write_checkpoint
 from podium.trainer.ppo.estimator import Estimator
 from podium.trainer.ppo.kl import apply_kl_penalty, get_kl_controller
 from podium.trainer.ppo.metrics import (
@@ -24,7 +24,11 @@ from podium.trainer.ppo.sampling import pf_ppo_resample
 from podium.trainer.ppo.scoring import advantages_of_scored, scored_rows
 from podium.trainer.ppo.source import RolloutSource
 from podium.trainer.ppo.validation import Validator
+from podium.trainer.preemption import Preempted, Preemption
+from podium.trainer.resume import Resume
 from podium.trainer.weight_sync import WeightSync
+from podium.utils.checkpoint import beside, publish
+from podium.utils.random_state import set_random_state
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
 
@@ -36,6 +40,7 @@ class PPOTrainer:
 
     Args:
         groups: ``actor`` and ``rollout``, and ``critic`` and ``ref`` where the plan has them.
+        fingerprint: of the training set; a checkpoint keeps it.
     """
 
     def __init__(
@@ -48,6 +53,9 @@ class PPOTrainer:
         tokenizer: Any,
         tracking: Tracking,
         timer: PhaseTimer,
+        checkpoints: Checkpoints,
+        preemption: Preemption,
+        fingerprint: str = "",
     ):
         self.config, self.plan = config, plan
         self.actor = groups["actor"]
@@ -57,16 +65,21 @@ class PPOTrainer:
         self.weights = WeightSync(
             config.actor_rollout_ref.rollout.weight_sync, groups["actor"], groups["rollout"], tracking, True
         )
+        self.checkpoints, self.preemption, self.fingerprint = checkpoints, preemption, fingerprint
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
         self.samples: list[list[Any]] = []
 
     def fit(self) -> dict[str, float]:
-        """Trains to the last step. Returns the last validation's metrics."""
+        """Trains to the last step. Returns the last validation's metrics.
+
+        Raises:
+            Preempted: after SIGTERM.
+        """
         self.sync_weights()
         trainer = self.config.trainer
-        validation = self.validate() if trainer.val_before_train or trainer.val_only else {}
+        validation = self.validate() if trainer.val_only or (trainer.val_before_train and self.step == 0) else {}
         if trainer.val_only:
             return validation
         while self.step < self.plan.total_steps:
@@ -202,8 +215,8 @@ class PPOTrainer:
         with self.timer("testing"):
             metrics, samples = self.validator(self.weight_version)
         self.metrics.update(metrics)
-        if self.step == 0:
-            self.tracking.log({**self.metrics, **self.timer.pop()}, step=0)
+        if self.step == 0 or self.config.trainer.val_only:
+            self.tracking.log({**self.metrics, **self.timer.pop()}, step=self.step)
         self.samples = samples
         if self.config.trainer.val_only:
             self.show_samples()
@@ -220,24 +233,44 @@ class PPOTrainer:
         return self.step == self.plan.total_steps or (frequency > 0 and self.step % frequency == 0)
 
     def save(self) -> None:
-        """Writes a checkpoint of this step; at the last, a Hugging Face export too."""
-        trained = {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
-        run_dir = Path(self.config.trainer.default_local_dir)
+        """Begins a checkpoint of this step; at the last, a Hugging Face export comes with it."""
         driver = {
-            "step": self.step,
             "weight_version": self.weight_version,
             "source": self.source.state_dict(),
             "kl_controller": self.kl_controller.state_dict(),
+            "fingerprint": self.fingerprint,
         }
+        final = self.step == self.plan.total_steps
         with self.timer("save_checkpoint"):
-            write_checkpoint(run_dir, self.step, trained, driver)
-            if self.step == self.plan.total_steps:
-                export = str((run_dir / "export").resolve())
-                self.actor.save_hf(export)
-                self.tokenizer.save_pretrained(export)
+            self.checkpoints.begin(self.step, driver, self.metrics, final=final)
+            if final:
+                export = (Path(self.config.trainer.default_local_dir) / "export").resolve()
+                written = beside(export)
+                self.actor.save_hf(str(written))
+                self.tokenizer.save_pretrained(written)
+                publish(written, export)
+
+    def restore(self, resume: Resume) -> None:
+        """Puts everything where it was after the checkpoint's step."""
+        self.checkpoints.load(resume)
+        driver = resume.driver
+        self.step = resume.step
+        self.source.load_state_dict(driver["source"])
+        self.kl_controller.load_state_dict(driver["kl_controller"])
+        self.weight_version = driver["weight_version"] - 1  # the sync to come brings that version to the rollout anew
+        set_random_state(driver["random"])
+
+    def stop_if_asked(self) -> None:
+        """After SIGTERM: saves this step, if it is not saved yet, and ends the run."""
+        if not self.preemption.asked or self.step == self.plan.total_steps:
+            return
+        if not self.is_due(self.config.trainer.save_freq):
+            self.save()
+        self.checkpoints.commit(wait=True)
+        raise Preempted(f"stopped by SIGTERM after step {self.step}; {self.checkpoints.state()}")
 
     def end_step(self, batch: DataProto) -> None:
-        """Logs the step."""
+        """Logs the step; then a checkpoint of it may count."""
         seconds = time.perf_counter() - self._began
         self.tracking.log(
             {
@@ -246,6 +279,7 @@ class PPOTrainer:
                 **batch_metrics(batch, self.config.data.max_response_length),
                 **forward_metrics(batch),
                 **throughput_metrics(batch, seconds, self.plan.ranks),
+                **self.checkpoints.metrics(),
                 **self.timer.pop(),
                 "timing_s/step": seconds,
                 "training/global_step": self.step,
@@ -253,6 +287,8 @@ class PPOTrainer:
             },
             step=self.step,
         )
+        self.checkpoints.commit()
+        self.stop_if_asked()
         if self.step == self.plan.total_steps:
             self.show_samples()
 

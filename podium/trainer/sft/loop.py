@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.ppo.metrics import update_metrics
+from podium.trainer.preemption import Preempted, Preemption
+from podium.trainer.resume import Resume
+from podium.utils.checkpoint import beside, publish
 from podium.utils.dataset import EpochLoader
+from podium.utils.random_state import set_random_state
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
 
@@ -32,12 +37,16 @@ class SupervisedTrainer(ABC):
         tokenizer: Any,
         tracking: Tracking,
         total_steps: int,
+        checkpoints: Checkpoints,
+        preemption: Preemption,
     ):
         self.config, self.group, self.tokenizer, self.tracking = config, group, tokenizer, tracking
         self.train_set, self.val_set, self.total_steps = train_set, val_set, total_steps
         data = config.data
         self.loader = EpochLoader(len(train_set), data.train_batch_size, data.seed, data.shuffle)
         self.timer = PhaseTimer()
+        self.checkpoints, self.preemption = checkpoints, preemption
+        self.step = 0
 
     @abstractmethod
     def update(self, batch: DataProto) -> list[dict[str, float]]:
@@ -48,10 +57,14 @@ class SupervisedTrainer(ABC):
         """Metrics ``val/...`` of the model as it is."""
 
     def fit(self) -> dict[str, float]:
-        """Trains to the last step and exports. Returns the last validation's metrics."""
+        """Trains to the last step and exports. Returns the last validation's metrics.
+
+        Raises:
+            Preempted: after SIGTERM.
+        """
         validation: dict[str, float] = {}
-        for step in range(1, self.total_steps + 1):
-            began = time.perf_counter()
+        for step in range(self.step + 1, self.total_steps + 1):
+            self.step, began = step, time.perf_counter()
             epoch, indices = next(self.loader)
             with self.timer("update"):
                 updates = self.update(batch_of(self.train_set, indices))
@@ -61,20 +74,50 @@ class SupervisedTrainer(ABC):
                 with self.timer("testing"):
                     validation = self.validate(self.val_set)
                 metrics.update(validation)
+            if self._is_due(step, self.config.trainer.save_freq):
+                self.save(metrics)
             if validates or self._is_due(step, self.config.trainer.log_freq):
                 times = {**self.timer.pop(), "timing_s/step": time.perf_counter() - began}
-                self.tracking.log({**metrics, **times}, step=step)
-        self.export()
+                self.tracking.log({**metrics, **self.checkpoints.metrics(), **times}, step=step)
+            self.checkpoints.commit()
+            self.stop_if_asked(metrics)
         return validation
+
+    def save(self, metrics: dict[str, Any]) -> None:
+        """Begins a checkpoint of this step; at the last, a Hugging Face export comes with it."""
+        driver = {"loader": self.loader.state_dict(), "fingerprint": self.train_set.fingerprint()}
+        final = self.step == self.total_steps
+        with self.timer("save_checkpoint"):
+            self.checkpoints.begin(self.step, driver, metrics, final=final)
+            if final:
+                self.export()
+
+    def restore(self, resume: Resume) -> None:
+        """Puts everything where it was after the checkpoint's step."""
+        self.checkpoints.load(resume)
+        self.step = resume.step
+        self.loader.load_state_dict(resume.driver["loader"])
+        set_random_state(resume.driver["random"])
+
+    def stop_if_asked(self, metrics: dict[str, Any]) -> None:
+        """After SIGTERM: saves this step, if it is not saved yet, and ends the run."""
+        if not self.preemption.asked or self.step == self.total_steps:
+            return
+        if not self._is_due(self.step, self.config.trainer.save_freq):
+            self.save(metrics)
+        self.checkpoints.commit(wait=True)
+        raise Preempted(f"stopped by SIGTERM after step {self.step}; {self.checkpoints.state()}")
 
     def _is_due(self, step: int, frequency: int) -> bool:
         return step == self.total_steps or (frequency > 0 and step % frequency == 0)
 
     def export(self) -> None:
         """Writes the model and tokenizer as an ordinary Hugging Face directory, ``export`` in the run directory."""
-        target = str((Path(self.config.trainer.default_local_dir) / "export").resolve())
-        self.group.save_hf(target)
-        self.tokenizer.save_pretrained(target)
+        target = (Path(self.config.trainer.default_local_dir) / "export").resolve()
+        written = beside(target)
+        self.group.save_hf(str(written))
+        self.tokenizer.save_pretrained(written)
+        publish(written, target)
 
 
 def batch_of(dataset: Any, indices: Iterable[int]) -> DataProto:

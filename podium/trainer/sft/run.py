@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.protocol import ClassWithInitArgs
+from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.launch import resolve_device, worker_groups
 from podium.trainer.layout import data_parallel_size, engine_name
+from podium.trainer.preemption import Preemption
+from podium.trainer.resume import metrics_from, resume_run
 from podium.trainer.sft.loop import SupervisedTrainer
 from podium.utils.errors import UserError
+from podium.utils.redact import redact
 from podium.utils.tracking import Tracking, check_loggers, make_run_dir
 
 
@@ -55,11 +59,15 @@ def run_supervised(
     val_set: Any | None,
     tokenizer: Any,
 ) -> dict[str, float]:
-    """Starts the role and trains it. Returns the last validation's metrics."""
+    """Starts the role and trains it. Returns the last validation's metrics; none where there is nothing to do."""
     trainer = config.trainer
     check_loggers(trainer.logger)
     device = resolve_device(trainer.device)
-    make_run_dir(trainer.default_local_dir)
+    run_dir = make_run_dir(trainer.default_local_dir).resolve()
+    plain = redact(dataclasses.asdict(config))
+    resume = resume_run(trainer, plain, train_set.fingerprint(), plan.total_steps)
+    if resume is not None and resume.step >= plan.total_steps:
+        return {}
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
     engine = engine_name(config.strategy, config.megatron)
     print(
@@ -67,15 +75,24 @@ def run_supervised(
         f"rows, micro-batch {plan.micro}",
         flush=True,
     )
-    with worker_groups(trainer, device, {name: role}, name) as groups:
+    preemption = Preemption(trainer.preempt_grace_s)
+    with worker_groups(trainer, device, {name: role}, name) as groups, preemption():
         groups[name].init_model()
-        with Tracking(
-            trainer.logger,
-            trainer.default_local_dir,
-            trainer.project_name,
-            trainer.experiment_name,
-            dataclasses.asdict(config),
-            plan.total_steps,
-        ) as tracking:
-            loop = trainer_class(config, groups[name], train_set, val_set, tokenizer, tracking, plan.total_steps)
+        with (
+            Tracking(
+                trainer.logger,
+                run_dir,
+                trainer.project_name,
+                trainer.experiment_name,
+                plain,
+                plan.total_steps,
+                resume_step=metrics_from(resume, run_dir),
+            ) as tracking,
+            Checkpoints(run_dir, trainer, groups, plain) as checkpoints,
+        ):
+            loop = trainer_class(
+                config, groups[name], train_set, val_set, tokenizer, tracking, plan.total_steps, checkpoints, preemption
+            )
+            if resume is not None:
+                loop.restore(resume)
             return loop.fit()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from podium.utils.errors import UserError
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 
@@ -69,7 +70,22 @@ class TrainEngine(ABC):
 
     @abstractmethod
     def save(self, path: str) -> None:
-        """Writes weights, optimizer and scheduler under the directory `path`. Every rank calls it."""
+        """Writes weights, optimizer and scheduler under the directory `path`. Every rank calls it.
+
+        Returns on no rank before all have written.
+        """
+
+    def snapshot(self) -> Callable[[str], None]:
+        """A copy of what `save` writes, as a function that writes it and may be called on another thread.
+
+        Raises:
+            UserError: the engine cannot; ``trainer.async_save`` is not for it.
+        """
+        raise UserError(f"trainer.async_save=true: {type(self).__name__} saves while the run waits; remove it")
+
+    @abstractmethod
+    def state_bytes(self) -> int:
+        """Bytes that `save` writes from this rank, to the nearest few per cent."""
 
     @abstractmethod
     def load(self, path: str) -> None:

@@ -1,11 +1,12 @@
 """The FSDP2 engine: parameters, gradients and optimizer state sharded over all ranks (ZeRO-3), on CUDA or CPU."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -14,6 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from podium.models.hf import disable_dropout, transformer_blocks, write_hf
 from podium.models.hf_layout import checkpoint_pieces
+from podium.utils.checkpoint import write_synced
 from podium.utils.device import device, init_distributed
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
@@ -26,10 +28,12 @@ from podium.workers.engine.base import (
     accumulate,
     reduce_metrics,
 )
-from podium.workers.engine.optim import build_optimizer, build_scheduler
+from podium.workers.engine.optim import build_optimizer, build_scheduler, set_schedule
+from podium.workers.engine.sharded_files import read_tensors, write_tensors
 
 Forward = Callable[[torch.nn.Module, Tensors], Tensors]
 
+_SCHEDULE = "schedule.json"
 _LOSS = "@loss"  # among the metrics while they are reduced
 
 
@@ -58,6 +62,7 @@ class FSDPEngine(TrainEngine):
         self._mesh = init_device_mesh(device().type, (torch.distributed.get_world_size(),))
         self._forward = forward
         self._grad_clip = grad_clip
+        self._writers: Any = None
         self._module = self._shard(module, fsdp_config)
         self._optimizer, self._scheduler = None, None
         if optim_config is not None:
@@ -145,18 +150,51 @@ class FSDPEngine(TrainEngine):
                 module.reshard()
 
     def save(self, path: str) -> None:
-        dcp.save(self._state(), checkpoint_id=path)
+        self._write(path, *self._state())
+
+    def snapshot(self) -> Callable[[str], None]:
+        if self._writers is None:  # background writing meets in a group of its own, out of the way of the training's
+            self._writers = torch.distributed.new_group(backend="gloo")
+        tensors, schedule = self._state()
+        copies = {name: tensor.detach().clone().cpu() for name, tensor in tensors.items()}
+        return lambda path: self._write(path, copies, schedule, self._writers)
+
+    def _write(self, path: str, tensors: Tensors, schedule: dict[str, Any], group: Any = None) -> None:
+        if self._is_writer():
+            Path(path).mkdir(parents=True, exist_ok=True)
+            write_synced(Path(path) / _SCHEDULE, json.dumps(schedule) + "\n")
+        write_tensors(tensors, path, group)  # last: it returns when all ranks have written
+
+    def state_bytes(self) -> int:
+        local = sum(_local_shard(parameter)[1].nbytes for parameter in self._module.parameters())
+        return local * (3 if self._optimizer is not None else 1)  # AdamW's two moments
 
     def load(self, path: str) -> None:
-        state = self._state()
-        dcp.load(state, checkpoint_id=path)
-        set_state_dict(
-            self._module, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        model, optimizer = self._model_and_optimizer()
+        tensors, _ = self._flat(model, optimizer)
+        read_tensors(tensors, path)
+        set_state_dict(self._module, self._optimizers(), model_state_dict=model, optim_state_dict=optimizer)
         if self._scheduler is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
+            # The position alone: the rates follow from it and the configuration, which may have changed.
+            position = json.loads((Path(path) / _SCHEDULE).read_text(encoding="utf-8"))["last_epoch"]
+            set_schedule(self._scheduler, position)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Every tensor that training changes, by name, and the position in the schedule."""
+        return self._flat(*self._model_and_optimizer())
+
+    def _flat(self, model: dict[str, Any], optimizer: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+        # Tied weights are one parameter under two names: the first stands for both.
+        all_names = (name for name, _ in self._module.named_parameters(remove_duplicate=False))
+        second_names = set(all_names) - {name for name, _ in self._module.named_parameters()}
+        tensors = {f"model.{name}": tensor for name, tensor in model.items() if name not in second_names}
+        for name, state in optimizer.get("state", {}).items():
+            tensors.update((f"optimizer.{name}.{key}", value) for key, value in state.items())
+        schedule = {"last_epoch": self._scheduler.last_epoch} if self._scheduler is not None else {}
+        return tensors, schedule
+
+    def _model_and_optimizer(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._reshard()
         fresh = self._optimizer is not None and not self._optimizer.state
         model, optimizer = get_state_dict(self._module, self._optimizers())
         if fresh and self._optimizer is not None:
@@ -164,8 +202,7 @@ class FSDPEngine(TrainEngine):
             # the bias correction of every later step.
             for state in self._optimizer.state.values():
                 state["step"].zero_()
-        scheduler = self._scheduler.state_dict() if self._scheduler is not None else {}
-        return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        return model, optimizer
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self._optimizer] if self._optimizer is not None else []

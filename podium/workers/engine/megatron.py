@@ -126,6 +126,11 @@ class MegatronEngine(TrainEngine):
     def save(self, path: str) -> None:
         checkpoint.save(path, self._modules, self._optimizer)
 
+    def state_bytes(self) -> int:
+        count = sum(parameter.numel() for module in self._modules for parameter in module.parameters())
+        state = count * 12 if self._optimizer is not None else 0  # master weights and AdamW's two moments
+        return (count * self._dtype.itemsize + state) // parallel_state.get_data_parallel_world_size()
+
     def load(self, path: str) -> None:
         checkpoint.load(path, self._modules, self._optimizer)
 

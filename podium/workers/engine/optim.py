@@ -54,3 +54,12 @@ def lr_factor(config: Any, total_steps: int) -> Callable[[int], float]:
         return floor + (1.0 - floor) * shape
 
     return factor
+
+
+def set_schedule(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
+    """Puts the schedule after `step` optimizer steps, as if they had been made."""
+    scheduler.last_epoch, scheduler._step_count = step, step + 1
+    rates = [base * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates

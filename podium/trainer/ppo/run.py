@@ -1,0 +1,116 @@
+"""One PPO run from what has been checked: its processes, its files and its loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podium.protocol import ClassWithInitArgs, WorkerGroup
+from podium.trainer.checkpoint import Checkpoints
+from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.launch import worker_groups
+from podium.trainer.ppo.dynamic_sampling import DynamicSampling
+from podium.trainer.ppo.model_reward import ModelReward
+from podium.trainer.ppo.plan import Plan
+from podium.trainer.ppo.scoring import Scoring
+from podium.trainer.ppo.source import RolloutSource, SyncSource
+from podium.trainer.ppo.trainer import PPOTrainer
+from podium.trainer.ppo.validation import Validator
+from podium.trainer.preemption import Preemption
+from podium.trainer.resume import Resume, metrics_from
+from podium.utils.dataset import EpochLoader, PromptDataset
+from podium.utils.timing import PhaseTimer
+from podium.utils.tracking import Tracking
+from podium.workers.reward.manager import RewardManager
+
+
+@dataclass(frozen=True)
+class PPORun:
+    """What a run is made of, before any process is started.
+
+    Args:
+        plain: the configuration as plain values, without secrets: what is written down of it.
+        device: ``cpu`` or ``cuda``.
+        roles: worker classes by role, in the order in which a process builds them.
+    """
+
+    config: PPOConfig
+    plain: Mapping[str, Any]
+    plan: Plan
+    device: str
+    roles: dict[str, ClassWithInitArgs]
+    train_set: PromptDataset
+    val_set: PromptDataset | None
+    reward: RewardManager | None
+    tokenizer: Any
+
+    def train(self, resume: Resume | None) -> dict[str, float]:
+        """Starts the processes and trains to the last step. Returns the last validation's metrics."""
+        trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
+        run_dir = Path(trainer.default_local_dir).expanduser().resolve()
+        # The signal is caught inside of what starts Ray, which catches it, too.
+        with worker_groups(trainer, self.device, self.roles, "ppo") as groups, preemption():
+            for group in groups.values():
+                group.init_model()
+            trained = {name: group for name, group in groups.items() if name in ("actor", "critic")}
+            with (
+                Tracking(
+                    trainer.logger,
+                    run_dir,
+                    trainer.project_name,
+                    trainer.experiment_name,
+                    self.plain,
+                    self.plan.total_steps,
+                    resume_step=metrics_from(resume, run_dir),
+                ) as tracking,
+                Checkpoints(run_dir, trainer, trained, self.plain) as checkpoints,
+            ):
+                loop = self._loop(groups, tracking, checkpoints, preemption)
+                if resume is not None:
+                    loop.restore(resume)
+                return loop.fit()
+
+    def _loop(
+        self, groups: dict[str, WorkerGroup], tracking: Tracking, checkpoints: Checkpoints, preemption: Preemption
+    ) -> PPOTrainer:
+        config, timer = self.config, PhaseTimer()
+        model = ModelReward(groups["reward_model"], config.reward_model) if self.plan.use_reward_model else None
+        validator = None
+        if self.val_set is not None:
+            validator = Validator(config, self.val_set, groups["rollout"], self.reward, self.tokenizer, model)
+        return PPOTrainer(
+            config,
+            self.plan,
+            groups,
+            self._source(groups["rollout"], model, timer),
+            validator,
+            self.tokenizer,
+            tracking,
+            timer,
+            checkpoints,
+            preemption,
+            self.train_set.fingerprint(),
+        )
+
+    def _source(self, rollout: WorkerGroup, model: ModelReward | None, timer: PhaseTimer) -> RolloutSource:
+        config, data, scores = self.config, self.config.data, self.config.reward_model
+        sampling = config.actor_rollout_ref.rollout
+        source: RolloutSource = SyncSource(
+            self.train_set,
+            EpochLoader(len(self.train_set), data.train_batch_size, data.seed, data.shuffle),
+            rollout,
+            Scoring(self.reward, scores.overlong_buffer, data.max_response_length, model, scores.function_weight),
+            timer,
+            n=sampling.n,
+            sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+            seed=config.trainer.seed,
+            pad_token_id=self.tokenizer.pad_token_id,
+            max_prompt_length=data.max_prompt_length,
+            greedy_baseline=self.plan.use_greedy_baseline,
+        )
+        groups_filter = config.algorithm.filter_groups
+        if groups_filter.enable:
+            source = DynamicSampling(
+                source, groups_filter.metric, data.train_batch_size, groups_filter.max_num_gen_batches
+            )
+        return source
