@@ -27,7 +27,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     from podium.trainer.launch import resolve_device
     from podium.trainer.plugins import load_plugins
     from podium.trainer.ppo.plan import make_plan
-    from podium.trainer.ppo.preflight import check_rewards, check_rollout_correction
+    from podium.trainer.ppo.preflight import check_rewards, check_rollout_correction, check_transport
     from podium.trainer.ppo.roles import build_roles, check_models, check_reward_tokenizer
     from podium.trainer.ppo.run import PPORun
     from podium.trainer.resume import resume_run
@@ -39,6 +39,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     check_loggers(config.trainer.logger)
     load_plugins(config.trainer.plugins)
     check_rollout_correction(config)
+    check_transport(config)
     device = resolve_device(config.trainer.device)
     check_models(config, device)
     tokenizer = load_chat_tokenizer(

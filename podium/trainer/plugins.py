@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from podium.utils.errors import UserError
 from podium.utils.python_file import import_file, line_in
@@ -31,6 +32,20 @@ def load_plugins(plugins: Sequence[str]) -> tuple[str, ...]:
             _import_module(name)
         _loaded.add(name)
     return resolved
+
+
+class PluggedName(str):
+    """A name that plug-ins give a meaning: wherever it is unpickled, they are loaded first."""
+
+    plugins: tuple[str, ...]
+
+    def __new__(cls, name: str, plugins: Sequence[str]) -> "PluggedName":
+        self = super().__new__(cls, name)
+        self.plugins = load_plugins(plugins)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PluggedName, (str(self), self.plugins)
 
 
 def _import_module(name: str) -> None:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from podium.protocol import WorkerGroup
 from podium.trainer.config.rollout import WeightSyncConfig
+from podium.trainer.plugins import PluggedName
 from podium.utils.tracking import Tracking
 from podium.workers.weight_sync.groups import connect_groups, sync_groups
 from podium.workers.weight_sync.transport.base import SyncReport, SyncSettings
@@ -15,13 +17,21 @@ class WeightSync:
     """Moves the actor's weights to the rollout.
 
     Args:
+        plugins: what may register a weight buffer that the configuration names.
         is_colocated: every rank of the actor has a rank of the rollout in its process.
     """
 
     def __init__(
-        self, config: WeightSyncConfig, actor: WorkerGroup, rollout: WorkerGroup, tracking: Tracking, is_colocated: bool
+        self,
+        config: WeightSyncConfig,
+        plugins: Sequence[str],
+        actor: WorkerGroup,
+        rollout: WorkerGroup,
+        tracking: Tracking,
+        is_colocated: bool,
     ):
         self._config, self._tracking = config, tracking
+        self._requested = PluggedName(config.transport, plugins)
         self._groups = [actor] if is_colocated else [actor, rollout]
         self._transport = ""
         self._is_connected = False
@@ -60,7 +70,7 @@ class WeightSync:
     def _connect(self) -> None:
         config = self._config
         settings = SyncSettings(config.verify, config.bucket_megabytes << 20, config.timeout_s)
-        transport = connect_groups(self._groups, config.transport, settings)
+        transport = connect_groups(self._groups, self._requested, settings)
         if transport != self._transport:
             print(f"weight sync by transport {transport} (weight_sync.transport={config.transport})", flush=True)
         self._transport = transport

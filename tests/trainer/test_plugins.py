@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podium.trainer.config.training import ActorConfig
-from podium.trainer.plugins import load_plugins
+from podium.trainer.plugins import PluggedName, load_plugins
 from podium.trainer.ppo.advantages import get_adv_estimator_fn
 from podium.trainer.ppo.losses import get_policy_loss_fn, register_policy_loss
 from podium.trainer.ppo.objectives import PolicyObjective
@@ -87,8 +87,20 @@ def test_an_objective_takes_its_plugin_to_another_process(tmp_path):
     (tmp_path / "objective.pkl").write_bytes(pickle.dumps(objective))
     code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).loss_fn.__qualname__)"
     command = [sys.executable, "-c", code, str(tmp_path / "objective.pkl")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert done.stdout.strip() == "loss", done.stderr
+
+
+def test_a_name_takes_its_plugins_to_another_process(tmp_path):
+    (tmp_path / "name.pkl").write_bytes(pickle.dumps(PluggedName("mine", [write(tmp_path, "behind_a_name")])))
+    code = (
+        "import pickle, sys; name = pickle.load(open(sys.argv[1], 'rb'));"
+        "from podium.trainer.ppo.losses import get_policy_loss_fn;"
+        "print(name, get_policy_loss_fn('behind_a_name').__qualname__)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "name.pkl")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == "mine loss", done.stderr
 
 
 def test_a_loss_of_another_signature_is_refused_at_once():

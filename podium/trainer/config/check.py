@@ -33,6 +33,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if tp != 1:
         raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
+    _check_frequency(config)
     check_methods(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
     _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config), *ppo_engine_rules(config)])
@@ -43,6 +44,18 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
             f"actor_rollout_ref.rollout.val_kwargs.n={validation.n}: greedy validation gives one answer each time; "
             "set val_kwargs.temperature above 0, or n=1"
         )
+
+
+def _check_frequency(config: PPOConfig) -> None:
+    """Validation and resuming need the step's weights: syncing out of turn for them would change what is learnt."""
+    every = config.actor_rollout_ref.rollout.weight_sync.frequency
+    for name in ("test_freq", "save_freq"):
+        value = getattr(config.trainer, name)
+        if value > 0 and value % every:
+            raise UserError(
+                f"trainer.{name}={value}: expected a multiple of actor_rollout_ref.rollout.weight_sync.frequency="
+                f"{every}, so that the rollout then has the weights of that step"
+            )
 
 
 def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:

@@ -18,7 +18,10 @@ class ValKwargs:
 @dataclass
 class WeightSyncConfig:
     transport: str = "auto"
-    """How weights travel from the actor to the rollout: auto | colocated."""
+    """How weights travel from the actor to the rollout: auto | colocated | ipc | cpu | sharded | broadcast, or the name
+    of a weight buffer that a plug-in registers (docs/weight_sync.md)."""
+    frequency: int = 1
+    """Iterations between syncs: with k, responses come from weights up to k - 1 updates of the actor old."""
     verify: str = "full"
     """Compare, bit for bit, what was sent with what generation uses: off | sample (an eighth each time) | full."""
     bucket_megabytes: int = 32

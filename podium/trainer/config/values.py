@@ -12,7 +12,6 @@ _PRECISIONS = ("float32", "bfloat16")
 # By the end of a key: a leaf means the same wherever it stands.
 _CHOICES = {
     "rollout.name": ("vllm", "hf"),
-    "weight_sync.transport": ("auto", "colocated"),
     "weight_sync.verify": ("off", "sample", "full"),
     "reward_model.normalize": ("none", "batch"),
     "kl_ctrl.type": ("fixed", "adaptive"),
@@ -66,6 +65,7 @@ _RANGES = {
     "virtual_pipeline_model_parallel_size": _Range(2),
     "context_parallel_size": _AT_LEAST_1,
     "expert_model_parallel_size": _AT_LEAST_1,
+    "weight_sync.frequency": _AT_LEAST_1,
     "rollout.n": _AT_LEAST_1,
     "val_kwargs.n": _AT_LEAST_1,
     "total_epochs": _AT_LEAST_1,

@@ -35,11 +35,16 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
     return metrics
 
 
-def forward_metrics(batch: DataProto) -> dict[str, float]:
+def forward_metrics(batch: DataProto, weight_age: int = 0) -> dict[str, float]:
     """What the actor's forward says: its entropy (mean over valid tokens, nats), and its gap to the rollout.
 
-    Both engines' log-probs are of the same weights at the same temperature, so the gap is numerics alone; a large one
-    means that sampling and training disagree about the policy. Empty where there was no such forward (bypass mode).
+    Where both engines' log-probs are of the same weights (and the same temperature), the gap is numerics alone; a large
+    one means that sampling and training disagree about the policy. Where the rollout's weights were older, the gap has
+    the policy's own change in it, and its metrics other names, ``training/stale_rollout_*``. Empty where there was no
+    such forward (bypass mode).
+
+    Args:
+        weight_age: updates of the actor that the rollout's weights lacked.
     """
     assert batch.batch is not None
     if "entropys" not in batch.batch:
@@ -48,13 +53,14 @@ def forward_metrics(batch: DataProto) -> dict[str, float]:
     rollout, trained = batch.batch["rollout_log_probs"][mask], batch.batch["old_log_probs"][mask]
     probs_gap = (rollout.exp() - trained.exp()).abs()
     log_gap = (rollout - trained).abs()
+    gap = "training/stale_rollout" if weight_age else "training/rollout"
     return {
         "actor/old_entropy": float(masked_mean(batch.batch["entropys"], mask)),
-        "training/rollout_probs_diff_mean": float(probs_gap.mean()),
-        "training/rollout_probs_diff_max": float(probs_gap.max()),
-        "training/rollout_probs_diff_std": float(probs_gap.std(correction=0)),
-        "training/rollout_log_probs_diff_mean": float(log_gap.mean()),
-        "training/rollout_log_probs_diff_max": float(log_gap.max()),
+        f"{gap}_probs_diff_mean": float(probs_gap.mean()),
+        f"{gap}_probs_diff_max": float(probs_gap.max()),
+        f"{gap}_probs_diff_std": float(probs_gap.std(correction=0)),
+        f"{gap}_log_probs_diff_mean": float(log_gap.mean()),
+        f"{gap}_log_probs_diff_max": float(log_gap.max()),
     }
 
 

@@ -68,6 +68,11 @@ class Plan:
             f"actor: mini-batch {self._share(self.actor_mini_rows, self.actor_shards)}, "
             f"micro-batch {self.actor_micro_rows}), {self.actor_updates} optimizer steps in all",
         ]
+        if rollout.weight_sync.frequency > 1:
+            lines.append(
+                f"rollout: new weights every {rollout.weight_sync.frequency} steps, so responses are up to "
+                f"{rollout.weight_sync.frequency - 1} steps off-policy (algorithm.rollout_correction corrects for it)"
+            )
         if self.use_critic:
             lines.append(
                 f"critic: mini-batch {self._share(self.critic_mini_rows, self.critic_shards)}, "

@@ -10,6 +10,7 @@ from podium.trainer.ppo.registry import unknown_name
 from podium.trainer.ppo.rollout_correction import compute_rollout_correction
 from podium.utils.dataset import PromptDataset
 from podium.workers.reward.manager import RewardManager
+from podium.workers.weight_sync.transport import get_transport
 
 
 def check_rollout_correction(config: PPOConfig) -> None:
@@ -47,6 +48,17 @@ def check_rewards(config: PPOConfig, reward: RewardManager, datasets: Iterable[P
     except BaseException:
         reward.close()
         raise
+
+
+def check_transport(config: PPOConfig) -> None:
+    """Looks the weight-sync transport up, once plug-ins have been loaded.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    name = config.actor_rollout_ref.rollout.weight_sync.transport
+    if name != "auto":
+        get_transport(name)
 
 
 def check_reward_keys(config: PPOConfig, returned: Iterable[str]) -> None:

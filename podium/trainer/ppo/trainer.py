@@ -63,12 +63,19 @@ class PPOTrainer:
         self.source, self.validator, self.tokenizer = source, validator, tokenizer
         self.tracking, self.timer = tracking, timer
         self.weights = WeightSync(
-            config.actor_rollout_ref.rollout.weight_sync, groups["actor"], groups["rollout"], tracking, True
+            config.actor_rollout_ref.rollout.weight_sync,
+            config.trainer.plugins,
+            groups["actor"],
+            groups["rollout"],
+            tracking,
+            True,
         )
         self.checkpoints, self.preemption, self.fingerprint = checkpoints, preemption, fingerprint
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
+        self.weight_age = 0
+        """Updates of the actor that the rollout's weights lack."""
         self.samples: list[list[Any]] = []
 
     def fit(self) -> dict[str, float]:
@@ -102,7 +109,9 @@ class PPOTrainer:
             if self.critic is None or self.step > self.config.trainer.critic_warmup:
                 with self.timer("update_actor"):
                     self.update("actor", self.actor.update_actor, self.actor_batch(trained))
-                self.sync_weights()
+                self.weight_age += 1
+                if self.is_due(self.config.actor_rollout_ref.rollout.weight_sync.frequency):
+                    self.sync_weights()
             if self.is_due(self.config.trainer.test_freq):
                 validation = self.validate()
             if self.is_due(self.config.trainer.save_freq):
@@ -115,7 +124,7 @@ class PPOTrainer:
         self.step += 1
         self.timer.pop()  # the first sync came before any step
         self._began = time.perf_counter()
-        self.metrics = {}
+        self.metrics = {"training/weight_age": self.weight_age}
 
     def add_old_log_probs(self, batch: DataProto) -> DataProto:
         """Adds ``old_log_probs``, and what the rollout correction makes of their difference to the rollout's."""
@@ -205,7 +214,7 @@ class PPOTrainer:
         """Moves the actor's weights to the rollout under the next version, in one call."""
         with self.timer("weight_sync"):
             self.weight_version, metrics = self.weights(self.weight_version, self.step)
-        self.source.min_version = self.weight_version
+        self.source.min_version, self.weight_age = self.weight_version, 0
         self.metrics.update(metrics)
 
     def validate(self) -> dict[str, float]:
@@ -277,7 +286,7 @@ class PPOTrainer:
                 **self.metrics,
                 **batch.meta_info.get("metrics", {}),
                 **batch_metrics(batch, self.config.data.max_response_length),
-                **forward_metrics(batch),
+                **forward_metrics(batch, self.metrics["training/weight_age"]),
                 **throughput_metrics(batch, seconds, self.plan.ranks),
                 **self.checkpoints.metrics(),
                 **self.timer.pop(),

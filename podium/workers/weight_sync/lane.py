@@ -130,6 +130,14 @@ def lanes_from(plan: ReshardPlan, source: int, bucket_bytes: int) -> list[Lane]:
     ]
 
 
+def lanes_with_local(plan: ReshardPlan, source: int, bucket_bytes: int) -> list[Lane]:
+    """All that `source` has to give, to others and to its own process, which shares a lane where it gets the same."""
+    destinations: dict[tuple[Bucket, ...], list[int]] = defaultdict(list)
+    for lane in (*local_lanes(plan, source, bucket_bytes), *lanes_from(plan, source, bucket_bytes)):
+        destinations[lane.buckets] += lane.destinations
+    return [Lane(source, tuple(sorted(ranks)), buckets) for buckets, ranks in destinations.items()]
+
+
 def lanes_of(plan: ReshardPlan, rank: int, bucket_bytes: int) -> list[Lane]:
     """The lanes between `rank` and others, by source and destinations: in the same order wherever two are seen."""
     sources = {message.source for message in plan.receives(rank)}

@@ -29,6 +29,13 @@ def test_tensor_parallel_rollout_is_not_there_yet():
         check(f"{ROLLOUT}tensor_model_parallel_size=2")
 
 
+@pytest.mark.parametrize("key", ["test_freq", "save_freq"])
+def test_validation_and_checkpoints_wait_for_a_sync(key: str):
+    check(VAL, f"trainer.{key}=4", f"{ROLLOUT}weight_sync.frequency=2")
+    with pytest.raises(UserError, match=rf"trainer\.{key}=3: expected a multiple of {ROLLOUT}weight_sync.frequency=2"):
+        check(VAL, f"trainer.{key}=3", f"{ROLLOUT}weight_sync.frequency=2")
+
+
 GRPO = ["algorithm.adv_estimator=grpo", f"{ROLLOUT}n=4"]
 IGNORED = {
     "a critic without GAE": ([*GRPO, "critic.model.path=x"], "critic.model.path"),

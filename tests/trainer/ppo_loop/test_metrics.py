@@ -74,6 +74,12 @@ def test_the_gap_between_the_engines(batch):
     assert metrics["training/rollout_probs_diff_std"] == pytest.approx(gap * math.sqrt(3) / 4)
 
 
+def test_the_gap_to_older_weights_has_another_name(batch):
+    fresh, stale = forward_metrics(batch), forward_metrics(batch, weight_age=1)
+    assert stale == {name.replace("training/rollout", "training/stale_rollout"): value for name, value in fresh.items()}
+    assert not set(stale) & {name for name in fresh if "rollout" in name}
+
+
 def test_no_forward_no_gap(batch):
     del batch.batch["entropys"]
     assert forward_metrics(batch) == {}

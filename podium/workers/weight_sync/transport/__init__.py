@@ -9,27 +9,25 @@ _TRANSPORTS = {
     "colocated": "podium.workers.weight_sync.transport.colocated:ColocatedTransport",
     "ipc": "podium.workers.weight_sync.transport.ipc:IPCTransport",
     "broadcast": "podium.workers.weight_sync.transport.broadcast:BroadcastTransport",
+    "sharded": "podium.workers.weight_sync.transport.sharded:ShardedTransport",
 }
 
 
-def register_transport(name: str, path: str) -> None:
-    """Makes ``module:Class`` the transport that ``weight_sync.transport=name`` chooses.
-
-    Raises:
-        UserError: the name is taken.
-    """
-    if _TRANSPORTS.setdefault(name, path) != path:
-        raise UserError(f"weight-sync transport {name} is {_TRANSPORTS[name]}: choose another name for {path}")
-
-
 def get_transport(name: str) -> type[Transport]:
-    """The transport registered under `name`.
+    """The transport of that name, a weight buffer's included.
 
     Raises:
         UserError: there is none.
     """
+    # Imported late: they import this package.
+    from podium.workers.weight_sync.transport.buffered import BufferedTransport
+    from podium.workers.weight_sync.weight_buffer import WEIGHT_BUFFERS
+
+    if name in WEIGHT_BUFFERS:
+        return BufferedTransport.over(name)
     if name not in _TRANSPORTS:
-        raise UserError(f"{TRANSPORT_KEY}={name}: expected auto or one of {', '.join(_TRANSPORTS)}")
+        known = ", ".join(["auto", *_TRANSPORTS, *WEIGHT_BUFFERS])
+        raise UserError(f"{TRANSPORT_KEY}={name}: expected one of {known}")
     module, _, attribute = _TRANSPORTS[name].partition(":")
     transport: type[Transport] = getattr(importlib.import_module(module), attribute)
     return transport

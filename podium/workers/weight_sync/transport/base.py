@@ -160,6 +160,20 @@ class Sync:
         with self._verifying():
             return bucket.checksum(buffer)
 
+    def check(self, lane: Lane, index: int, buffer: torch.Tensor, expected: int) -> None:
+        """Compares a bucket that has arrived with the sender's checksum, before anything is written to the engine.
+
+        Raises:
+            WeightSyncError: they differ.
+        """
+        if not self._is_verified(lane, index):
+            return
+        bucket = lane.buckets[index]
+        with self._verifying():
+            equal = bucket.checksum(buffer) == expected
+        if not equal:
+            raise self._differ("what arrived is not what was sent", bucket)
+
     def deliver(self, lane: Lane, index: int, buffer: torch.Tensor, expected: int) -> None:
         """Writes a bucket into the engine and compares what the engine then holds with the sender's checksum.
 
@@ -212,9 +226,12 @@ class Sync:
     def _verified(self, bucket: Bucket, equal: bool) -> None:
         self.report.verified_buckets += 1
         if not equal:
-            names = list(dict.fromkeys(part.name for part in bucket.parts))
-            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise self.deadline.error("verification", f"the rollout does not hold the bits that were sent, of {some}")
+            raise self._differ("the rollout does not hold the bits that were sent", bucket)
+
+    def _differ(self, what: str, bucket: Bucket) -> WeightSyncError:
+        names = list(dict.fromkeys(part.name for part in bucket.parts))
+        some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return self.deadline.error("verification", f"{what}, of {some}")
 
     @contextmanager
     def _verifying(self) -> Iterator[None]:

@@ -1,0 +1,226 @@
+"""A weight sync between real processes: trainers that hold rows of one tiny model, and rollout engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from podium.models.hf_layout import checkpoint_pieces
+from podium.utils.piece import Piece
+from podium.workers.rollout.hf import HFRollout
+from podium.workers.weight_sync.checksum import tensor_checksum
+from podium.workers.weight_sync.connection import connect, describe
+from podium.workers.weight_sync.lane import Lane
+from podium.workers.weight_sync.transport.base import Sync, SyncSettings, Transport
+from tests.models.tiny import tiny_model
+from tests.workers.weight_sync.forked import processes
+
+ARCHITECTURE = "qwen2"
+
+
+def policy(version: int) -> torch.nn.Module:
+    """The model as it is at a version: each differs from the others in every element."""
+    return tiny_model(ARCHITECTURE, seed=100 + version)
+
+
+def checksums(version: int, dtype: torch.dtype) -> dict[str, int]:
+    return {name: tensor_checksum(p.detach().to(dtype)) for name, p in policy(version).named_parameters()}
+
+
+def rows_of(module: torch.nn.Module, index: int, count: int) -> list[Piece]:
+    """The rows that one of `count` trainers holds: chunks of equal size, the last shorter, as FSDP shards."""
+    shards = []
+    for name, parameter in module.named_parameters():
+        size = -(-len(parameter) // count)
+        rows = parameter.data[index * size : (index + 1) * size]
+        shards.append((name, (min(index * size, len(parameter)), *(0,) * (parameter.dim() - 1)), rows))
+    return checkpoint_pieces(module.config.model_type, shards)
+
+
+class Actor:
+    """What runs in one process.
+
+    Args:
+        source: (index, count) of its rows; None for a process that trains nothing.
+        model_dir: of the engine; None for a process without.
+    """
+
+    def __init__(self, label: str, source: tuple[int, int] | None, model_dir: str | None, dtype: str):
+        self._label = label
+        self._module = policy(0)
+        self._source = partial(rows_of, self._module, *source) if source is not None else None
+        self._engine = HFRollout(model_dir, dtype=dtype, max_num_seqs=4) if model_dir is not None else None
+        self._transport: Transport | None = None
+
+    def endpoint(self) -> Any:
+        return describe(self._label, self._source, self._engine)
+
+    def connect(self, transport: str, endpoints: Sequence[Any], rank: int, settings: SyncSettings) -> None:
+        self.close()
+        self._transport = connect(transport, endpoints, rank, settings, self._source, self._engine)
+
+    def train(self, version: int) -> None:
+        self._module.load_state_dict(policy(version).state_dict())
+
+    def sync(self, version: int) -> Any:
+        assert self._transport is not None
+        return self._transport.sync(version)
+
+    def held(self) -> tuple[int, dict[str, int]]:
+        """The engine's version, and the checksums of what generation uses."""
+        assert self._engine is not None
+        return self._engine.weight_version, {p.name: tensor_checksum(p.tensor) for p in self._engine.pieces()}
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def die_when(self, method: str, call: int) -> None:
+        """Kills this process at a call of a method of `Sync`."""
+        self._at(method, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+    def flip_a_bit(self, call: int) -> None:
+        """In a packed bucket, once its checksum has been taken."""
+        self._at("pack", call, _flip)
+
+    def _at(self, method: str, call: int, fault: Callable[..., None]) -> None:
+        original, calls = getattr(Sync, method), 0
+
+        def faulty(sync: Sync, *args: Any) -> Any:
+            nonlocal calls
+            result = original(sync, *args)
+            calls += 1
+            if calls == call:
+                fault(*args)
+            return result
+
+        setattr(Sync, method, faulty)
+
+
+def _flip(lane: Lane, index: int, buffer: torch.Tensor) -> None:
+    buffer[lane.buckets[index].nbytes // 2] ^= 1
+
+
+def _serve(pipe: Any, args: tuple[Any, ...]) -> None:
+    os.environ |= {"PODIUM_DEVICE": "cpu", "MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)
+    actor = Actor(*args)
+    while True:
+        name, arguments = pipe.recv()
+        try:
+            pipe.send((True, getattr(actor, name)(*arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+class Remote:
+    """An `Actor` in a process of its own."""
+
+    def __init__(self, *args: Any):
+        self._pipe, other = processes.Pipe()
+        self.args = args
+        self.process = processes.Process(target=_serve, args=(other, args), daemon=True)
+        self.process.start()
+        other.close()
+
+    def start(self, name: str, *arguments: Any) -> None:
+        self._pipe.send((name, arguments))
+
+    def result(self, timeout_s: float = 60.0) -> Any:
+        """What the call returned; the traceback of its failure, as an error."""
+        if not self._pipe.poll(timeout_s):
+            raise TimeoutError(f"{self.args[0]} does not answer")
+        works, value = self._pipe.recv()
+        if not works:
+            raise RuntimeError(value)
+        return value
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        self.start(name, *arguments)
+        return self.result()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+
+
+@dataclass
+class Outcome:
+    """Of a sync, by the label of each process."""
+
+    reports: dict[str, Any]
+    errors: dict[str, str]
+    dead: list[str]
+
+
+class Stage:
+    """Processes that take part in a sync.
+
+    Args:
+        sources: processes that train, each with its rows.
+        destinations: engines; with `colocated` they are in the first processes that train.
+    """
+
+    def __init__(self, model_dir: str, sources: int, destinations: int, *, colocated: bool, dtype: str = "float32"):
+        self._dtype = getattr(torch, dtype)
+        engines = [model_dir] * destinations
+        cast: list[tuple[Any, ...]] = []
+        for index in range(sources):
+            engine = engines.pop() if colocated and engines else None
+            cast.append((f"actor rank {index}", (index, sources), engine, dtype))
+        cast += [(f"rollout rank {index}", None, engine, dtype) for index, engine in enumerate(engines)]
+        self.remotes = [Remote(*args) for args in cast]
+
+    @property
+    def engines(self) -> list[Remote]:
+        return [remote for remote in self.remotes if remote.args[2] is not None]
+
+    def connect(self, transport: str, **settings: Any) -> None:
+        settings = {"bucket_bytes": 60_000, "timeout_s": 20.0, **settings}
+        endpoints = [remote("endpoint") for remote in self.remotes]
+        for rank, remote in enumerate(self.remotes):
+            remote.start("connect", transport, endpoints, rank, SyncSettings(**settings))
+        for remote in self.remotes:
+            remote.result()
+
+    def sync(self, version: int, train: bool = True) -> Outcome:
+        """One version, after training to it."""
+        for remote in self.remotes:
+            if train:
+                remote("train", version)
+        for remote in self.remotes:
+            remote.start("sync", version)
+        outcome = Outcome({}, {}, [])
+        for remote in self.remotes:
+            label = remote.args[0]
+            try:
+                outcome.reports[label] = remote.result()
+            except EOFError:
+                outcome.dead.append(label)
+            except RuntimeError as error:
+                outcome.errors[label] = str(error)
+        return outcome
+
+    def assert_holds(self, version: int) -> None:
+        """Every engine says that it has `version`, and has it, bit for bit."""
+        expected = checksums(version, self._dtype)
+        for remote in self.engines:
+            assert remote("held") == (version, expected), remote.args[0]
+
+    def replace(self, label: str) -> None:
+        """Starts a process that has died anew."""
+        index = next(i for i, remote in enumerate(self.remotes) if remote.args[0] == label)
+        self.remotes[index].kill()
+        self.remotes[index] = Remote(*self.remotes[index].args)
+
+    def close(self) -> None:
+        for remote in self.remotes:
+            remote.kill()
