@@ -49,7 +49,14 @@ _WITHOUT_EFFECT = {
     *("transformers_version", "architectures", "dtype", "id2label", "label2id", "num_labels", "problem_type"),
     *("initializer_range", "use_cache", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"),
     *("pretraining_tp", "attention_dropout", "max_window_layers", "output_router_logits", "router_aux_loss_coef"),
-    *("router_jitter_noise", "_name_or_path", "output_hidden_states", "output_attentions", "return_dict"),
+    *(
+        "router_jitter_noise",
+        "hidden_activation",
+        "_name_or_path",
+        "output_hidden_states",
+        "output_attentions",
+        "return_dict",
+    ),
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -232,7 +239,9 @@ def _refuse_unknown_fields(hf_config: Any) -> None:
     """A field that nothing here reads must have its default: anything else may change what the model computes."""
     defaults = type(hf_config)().to_dict()
     for name, value in hf_config.to_dict().items():
-        if name not in _READ | _WITHOUT_EFFECT and value != defaults.get(name) and value not in (None, False):
+        if name in _READ | _WITHOUT_EFFECT or value == defaults.get(name):
+            continue
+        if name in defaults or value:
             raise UserError(f"{hf_config.model_type} with {name}={value!r} is not supported by strategy=megatron")
 
 
@@ -242,17 +251,13 @@ def _check_split(hf_config: Any, layout: MegatronLayout, family: Architecture) -
         raise UserError(f"{tp}={layout.tp}: num_attention_heads={heads} does not divide by it")
     if groups % layout.tp and layout.tp % groups:
         raise UserError(f"{tp}={layout.tp}: num_key_value_heads={groups} neither divides by it nor divides it")
-    width = getattr(hf_config, family.expert_ffn_field or "intermediate_size")
-    if width % layout.tp:
-        raise UserError(
-            f"{tp}={layout.tp}: {family.expert_ffn_field or 'intermediate_size'}={width} does not divide by it"
-        )
+    field = family.expert_ffn_field or "intermediate_size"
+    if (width := getattr(hf_config, field)) % layout.expert_tp:
+        raise UserError(f"{tp}={layout.tp}: {field}={width} does not divide by it")
     if not family.expert_ffn_field:
         if layout.ep > 1:
             raise UserError(f"{KEYS['ep']}={layout.ep} has no effect: {hf_config.model_type} has no experts")
-    elif hf_config.num_local_experts % layout.ep:
-        raise UserError(
-            f"{KEYS['ep']}={layout.ep}: num_local_experts={hf_config.num_local_experts} does not divide by it"
-        )
+    elif (experts := hf_config.num_local_experts) % layout.ep:
+        raise UserError(f"{KEYS['ep']}={layout.ep}: num_local_experts={experts} does not divide by it")
     elif layout.tp > 1 and not layout.sequence_parallel:
         raise UserError(f"{tp}={layout.tp}: with experts, megatron-core needs sequence_parallel=true as well")

@@ -26,7 +26,7 @@ TRIED = ("0.16.1",)
 
 # They are imported before the view is bound; what megatron-core imports later would miss it.
 _MODULES = (
-    "models.gpt",
+    "models.gpt.gpt_layer_specs",
     "distributed",
     "optimizer",
     "optimizer_param_scheduler",

@@ -99,12 +99,14 @@ def pieces(chunks: Sequence["Chunk"]) -> list[Piece]:
     Rows that only round the vocabulary up are left out. A tied embedding that the last stage holds a copy of is a piece
     there as well. The views are of the parameters' memory now: a wrapper that moves parameters makes them stale.
     """
-    return [
-        piece
-        for chunk in chunks
-        for name, parameter in global_parameters(chunk)
-        for piece in _pieces_of(chunk, name, parameter)
-    ]
+    return [piece for piece, _ in shaped_pieces(chunks)]
+
+
+def shaped_pieces(chunks: Sequence["Chunk"]) -> Iterator[tuple[Piece, tuple[int, ...]]]:
+    """`pieces`, each with the shape of its whole tensor."""
+    for chunk in chunks:
+        for name, parameter in global_parameters(chunk):
+            yield from _pieces_of(chunk, name, parameter)
 
 
 def global_parameters(chunk: "Chunk") -> Iterator[tuple[str, Any]]:
@@ -124,13 +126,13 @@ def global_parameters(chunk: "Chunk") -> Iterator[tuple[str, Any]]:
         yield name, parameter
 
 
-def _pieces_of(chunk: "Chunk", name: str, parameter: Any) -> Iterator[Piece]:
+def _pieces_of(chunk: "Chunk", name: str, parameter: Any) -> Iterator[tuple[Piece, tuple[int, ...]]]:
     from megatron.core import parallel_state
 
     rule, names = _lookup(chunk, name)
     tensor = parameter.data
     if rule == "same":
-        yield Piece(names[0], (0,) * tensor.dim(), tuple(tensor.shape), tensor)
+        yield Piece(names[0], (0,) * tensor.dim(), tuple(tensor.shape), tensor), tuple(tensor.shape)
         return
     if ".experts." in name:
         parts, rank = chunk.layout.expert_tp, parallel_state.get_expert_tensor_parallel_rank()
@@ -138,12 +140,14 @@ def _pieces_of(chunk: "Chunk", name: str, parameter: Any) -> Iterator[Piece]:
         parts, rank = chunk.layout.tp, parallel_state.get_tensor_model_parallel_rank()
     dim = 1 if rule == "columns" else 0
     own = tensor.shape[dim]
-    for segment, offset in _part_of(segments(chunk.hf_config, rule, names, own * parts, parts), rank * own, own):
+    whole = segments(chunk.hf_config, rule, names, own * parts, parts)
+    sizes = {segment.name: segment.stop for segment in whole}  # of each tensor, the last segment ends it
+    for segment, offset in _part_of(whole, rank * own, own):
         if segment.name:
-            starts, stops = [0] * tensor.dim(), list(tensor.shape)
-            starts[dim], stops[dim] = segment.start, segment.stop
+            starts, stops, shape = [0] * tensor.dim(), list(tensor.shape), list(tensor.shape)
+            starts[dim], stops[dim], shape[dim] = segment.start, segment.stop, sizes[segment.name]
             view = tensor.narrow(dim, offset, segment.stop - segment.start)
-            yield Piece(segment.name, tuple(starts), tuple(stops), view)
+            yield Piece(segment.name, tuple(starts), tuple(stops), view), tuple(shape)
 
 
 def _part_of(whole: list[Segment], start: int, size: int) -> Iterator[tuple[Segment, int]]:

@@ -1,6 +1,7 @@
 """Weights of a Megatron model from a Hugging Face directory, and back as whole tensors."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError, safe_open
 
-from podium.models.megatron.name_map import pieces
+from podium.models.megatron.name_map import pieces, shaped_pieces
 from podium.utils.device import device
 from podium.utils.errors import UserError
 from podium.utils.piece import Piece
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from podium.models.megatron.model import Chunk
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+# transformers holds the experts of a layer in one tensor in memory, and some programs write it as it is.
+_EXPERT = re.compile(r"(?P<above>.*\.mlp\.experts\.)(?P<number>\d+)\.(?P<part>\w+)\.weight")
+_FUSED = {
+    **dict.fromkeys(("gate_proj", "w1"), ("gate_up_proj", 0)),
+    **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
+    **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
+}
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -42,22 +50,45 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def read(self, name: str, box: Box) -> torch.Tensor:
-        """A part of a tensor, in the precision of the file.
+    def read(self, name: str, box: Box, shape: tuple[int, ...]) -> torch.Tensor:
+        """A part of a tensor of `shape`, in the precision of the file.
 
         The file is opened for each: while it is mapped, the pages that were read count as this process's memory.
 
         Raises:
-            UserError: there is no such tensor, or it is smaller.
+            UserError: there is no such tensor, or it has another shape.
         """
-        if name not in self._files:
-            raise UserError(f"{self._directory}: the weight {name} is not there; give a complete checkpoint")
+        part = tuple(slice(start, stop) for start, stop in zip(*box, strict=True))
+        in_memory = name.replace(".block_sparse_moe.", ".mlp.")
+        for candidate in (name, in_memory):
+            if candidate in self._files:
+                return self._read(candidate, part, shape)
+        if expert := _EXPERT.fullmatch(in_memory):
+            fused, stacked = _FUSED[expert["part"]]
+            if expert["above"] + fused in self._files:
+                return self._read_expert(expert["above"] + fused, int(expert["number"]), stacked, part, shape)
+        raise UserError(f"{self._directory}: the weight {name} is not there; give a complete checkpoint")
+
+    def _read_expert(
+        self, name: str, number: int, stacked: int | None, part: tuple[slice, ...], shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """From a tensor of all experts of a layer, in which gate (0) lies on up (1)."""
         with self._open(self._files[name]) as file:
-            part = file.get_slice(name)
-            shape = part.get_shape()
-            if len(shape) != len(box[1]) or any(stop > size for stop, size in zip(box[1], shape, strict=True)):
-                raise UserError(f"{self._directory}: {name} has shape {shape}, and config.json asks for {list(box[1])}")
-            return part[tuple(slice(start, stop) for start, stop in zip(*box, strict=True))]
+            experts = file.get_slice(name).get_shape()[0]
+        rows, columns = part
+        if stacked is not None:
+            rows = slice(rows.start + stacked * shape[0], rows.stop + stacked * shape[0])
+            shape = (2 * shape[0], shape[1])
+        return self._read(name, (slice(number, number + 1), rows, columns), (experts, *shape))[0]
+
+    def _read(self, name: str, part: tuple[slice, ...], shape: tuple[int, ...]) -> torch.Tensor:
+        with self._open(self._files[name]) as file:
+            tensor = file.get_slice(name)
+            if tuple(tensor.get_shape()) != shape:
+                raise UserError(
+                    f"{self._directory}: {name} has shape {tensor.get_shape()}, and config.json makes it {list(shape)}"
+                )
+            return tensor[part]
 
     def _open(self, file: str) -> safe_open:
         try:
@@ -79,11 +110,13 @@ def load(chunks: Sequence["Chunk"], directory: str) -> None:
     for chunk in chunks:
         for parameter in chunk.parameters():
             parameter.data.zero_()  # the rows that round the vocabulary up have no tensor
-    for name, parts in _by_name(pieces(chunks)).items():
+    shaped = list(shaped_pieces(chunks))
+    shapes = {piece.name: shape for piece, shape in shaped}
+    for name, parts in _by_name([piece for piece, _ in shaped]).items():
         if name == "score.weight" and name not in checkpoint:
             continue
         box = _around(parts)
-        whole = checkpoint.read(name, box)
+        whole = checkpoint.read(name, box, shapes[name])
         for part in parts:
             part.tensor.copy_(_cut(whole, part, box[0]))
 

@@ -1,14 +1,26 @@
 """A worker that holds one Megatron model after another. A module of its own, because processes import it."""
 
+import ctypes
+import gc
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import parallel_state as ps
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from transformers import AutoConfig
 
 from podium.models.megatron import parallel
+from podium.models.megatron.context import local_positions
+from podium.models.megatron.model import build_chunks
+from podium.models.megatron.name_map import pieces
 from podium.models.megatron.parallel import MegatronLayout
+from podium.models.megatron.weights import export, load
 from podium.protocol import Dispatch, Worker, register
+from podium.utils.piece import Piece
 
 Part = tuple[int, list[int], torch.Tensor]
 """Row, positions in the row, and outputs (n, V) there."""
@@ -19,9 +31,6 @@ class ModelHost(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def build(self, path: str, layout: MegatronLayout, **options: Any) -> None:
-        from podium.models.megatron.model import build_chunks
-        from podium.models.megatron.weights import load
-
         if parallel._current not in (None, layout):
             parallel.destroy()
         self.chunks = build_chunks(AutoConfig.from_pretrained(path), layout, **options)
@@ -29,10 +38,13 @@ class ModelHost(Worker):
         self.layout = layout
 
     @register(Dispatch.ONE_TO_ALL)
+    def build_beside(self, path: str, layout: MegatronLayout) -> None:
+        """A second model, as another role of the same process builds it."""
+        build_chunks(AutoConfig.from_pretrained(path), layout)
+
+    @register(Dispatch.ONE_TO_ALL)
     def outputs(self, rows: list[list[int]], packed: bool, micro: int) -> list[Part]:
         """Logits or values of the rows, where this rank holds them and is the one to tell."""
-        from megatron.core import parallel_state as ps
-
         own = rows[ps.get_data_parallel_rank() :: ps.get_data_parallel_world_size()]
         numbers = list(range(len(rows)))[ps.get_data_parallel_rank() :: ps.get_data_parallel_world_size()]
         batches = [(numbers[i : i + micro], own[i : i + micro]) for i in range(0, len(own), micro)]
@@ -48,8 +60,6 @@ class ModelHost(Worker):
 
     def _run(self, micro_batches: list[dict[str, Any]]) -> list[torch.Tensor]:
         """(b, s, V) of each micro-batch on the last stage."""
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-        from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
         def step(iterator: Any, chunk: Any) -> Any:
             output = chunk(**next(iterator))
@@ -75,10 +85,6 @@ class ModelHost(Worker):
             )
 
     def _local(self, bounds: list[int]) -> torch.Tensor:
-        from megatron.core import parallel_state as ps
-
-        from podium.models.megatron.context import local_positions
-
         return local_positions(bounds, ps.get_context_parallel_world_size(), ps.get_context_parallel_rank())
 
     def _unit(self) -> int:
@@ -103,8 +109,6 @@ class ModelHost(Worker):
         return {"input_ids": ids[:, own], "position_ids": own.expand(len(rows), -1), "attention_mask": mask}, places
 
     def _packed(self, numbers: list[int], rows: list[list[int]]) -> Any:
-        from megatron.core.packed_seq_params import PackedSeqParams
-
         unit = self._unit()
         bounds = [0]
         for row in rows:
@@ -132,6 +136,88 @@ class ModelHost(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def weights(self, dtype: str = "float32") -> dict[str, torch.Tensor]:
-        from podium.models.megatron.weights import export
 
         return {name: tensor.clone() for name, tensor in export(self.chunks, getattr(torch, dtype))}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def parameter(self, name: str) -> torch.Tensor:
+        """One of the first chunk, under megatron-core's name."""
+        return dict(self.chunks[0].named_parameters())[name].detach()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pieces(self) -> list[Piece]:
+        return pieces(self.chunks)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def writing_pieces_changes_the_model(self) -> bool:
+        """Whether the pieces are all of the parameters' memory but what rounds the vocabulary up."""
+        for piece in pieces(self.chunks):
+            piece.tensor.fill_(7)
+        return all(
+            (p == 7).all() or "embed" in n or "output" in n for c in self.chunks for n, p in c.named_parameters()
+        )
+
+    @register(Dispatch.ONE_TO_ALL)
+    def stages(self, tokens: list[int], hidden: list[torch.Tensor]) -> list[dict[str, Any]]:
+        """Each chunk of this rank run by itself. A chunk takes hidden states (L, H) unless it embeds the tokens.
+
+        Args:
+            hidden: states before each layer, and after the last.
+        """
+        ids, facts = torch.tensor([tokens]), []
+        for chunk in self.chunks:
+            layers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
+            chunk.set_input_tensor(None if chunk.pre_process else hidden[layers[0]][:, None])
+            with torch.no_grad():
+                output = chunk(ids, torch.arange(len(tokens))[None], None)
+            facts.append(
+                {
+                    "stage": (ps.get_pipeline_model_parallel_rank(), chunk.vp_stage),
+                    "layers": layers,
+                    "names": sorted(name for name, _ in chunk.named_parameters() if "layers" not in name),
+                    "output": output[0] if chunk.post_process else output[:, 0],
+                }
+            )
+        return facts
+
+    @register(Dispatch.ONE_TO_ALL)
+    def gradients(self, rows: list[list[int]], weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Of the sum of logits times `weight` (V,), at the rows' tokens, under Hugging Face names. On one rank."""
+
+        (chunk,) = self.chunks
+        chunk.train()
+        chunk.zero_grad()
+        inputs, places = self._padded(list(range(len(rows))), rows)
+        output = chunk(**inputs)
+        sum((output[index] * weight).sum() for _, _, index in places).backward()
+        whole = {name: torch.full_like(tensor, torch.nan) for name, tensor in export(self.chunks, torch.float32)}
+        with torch.no_grad():
+            for parameter in chunk.parameters():
+                parameter.data, parameter.grad = parameter.grad, None
+            for piece in pieces(self.chunks):
+                box = tuple(slice(*ends) for ends in zip(piece.starts, piece.stops, strict=True))
+                whole[piece.name][box] = piece.tensor
+        self.chunks = []
+        return whole
+
+    @register(Dispatch.ONE_TO_ALL)
+    def measure_load(self, path: str, layout: MegatronLayout) -> dict[str, float]:
+        """Bytes of this rank's parameters, and by how much its resident memory grew at most."""
+
+        self.chunks = []
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the last model leaves free would be taken first
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+        before = _resident("VmHWM")
+        self.chunks = build_chunks(AutoConfig.from_pretrained(path), layout)
+        load(self.chunks, path)
+        shard = sum(p.nbytes for chunk in self.chunks for p in chunk.parameters())
+        return {"shard": shard, "growth": _resident("VmHWM") - before}
+
+
+def _resident(field: str) -> int:
+    """Bytes; VmRSS is what is resident now, VmHWM its peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(field)
