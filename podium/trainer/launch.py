@@ -9,6 +9,7 @@ import torch
 
 from podium.protocol import ClassWithInitArgs, ResourcePool, WorkerGroup, create_colocated_worker_cls, make_backend
 from podium.utils.errors import UserError
+from podium.workers.weight_sync.snapshot import remove_stale
 
 
 def resolve_device(requested: str) -> str:
@@ -42,11 +43,14 @@ def worker_groups(
     }
     pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, use_gpu=device == "cuda", name=name)
     print(f"start {pool.world_size} rank(s) on the {trainer.backend} backend", flush=True)
-    with make_backend(trainer.backend) as backend:
-        group = backend.start_group(
-            pool, create_colocated_worker_cls(roles), env=env, name=name, timeout_s=trainer.rpc_timeout_s
-        )
-        yield group.spawn(list(roles))
+    try:
+        with make_backend(trainer.backend) as backend:
+            group = backend.start_group(
+                pool, create_colocated_worker_cls(roles), env=env, name=name, timeout_s=trainer.rpc_timeout_s
+            )
+            yield group.spawn(list(roles))
+    finally:
+        remove_stale()  # weights in shared memory, of workers that were killed
 
 
 def _threads(ranks_per_node: int) -> dict[str, str]:

@@ -21,8 +21,8 @@ class _LaneEnd:
     """Of the lane's first message."""
     shares: ShardedBuffer | None
     """Of its buckets, where this process is one of the destinations."""
-    checksums: torch.Tensor
-    """(buckets,) int64, of what the shares hold."""
+    facts: torch.Tensor
+    """(1 + buckets,) int64: the version of what the shares hold, and the checksum of each whole bucket."""
 
 
 class ShardedTransport(Transport):
@@ -47,7 +47,7 @@ class ShardedTransport(Transport):
         for source in (rank for rank, place in enumerate(link.places) if place.is_source):
             for lane in lanes_with_local(link.plan, source, link.settings.bucket_bytes):
                 if link.rank in (source, *lane.destinations):
-                    self._ends.append(_LaneEnd(lane, tag, self._shares(lane), _no_checksums(lane)))
+                    self._ends.append(_LaneEnd(lane, tag, self._shares(lane), _no_facts(lane)))
                 tag += len(lane.buckets) + 1
 
     def _shares(self, lane: Lane) -> ShardedBuffer | None:
@@ -69,13 +69,17 @@ class ShardedTransport(Transport):
                 self._send(sync, end)
         for phase, work in coming:
             wait(sync, phase, work)
+        for end in self._ends:
+            if end.shares is not None and int(end.facts[0]) != sync.version:
+                label = self.link.places[end.lane.source].label
+                raise sync.deadline.error(f"a share from {label}", f"it is of version {int(end.facts[0])}")
 
     def _receive(self, end: _LaneEnd) -> list[tuple[str, Any]]:
         source = end.lane.source
         if end.shares is None or source == self.link.rank:
             return []
         phase = f"a share from {self.link.places[source].label}"
-        memories = [end.shares.share(index) for index in range(len(end.lane.buckets))] + [end.checksums]
+        memories = [end.shares.share(index) for index in range(len(end.lane.buckets))] + [end.facts]
         return [(phase, self._all.recv([memory], source, end.tag + i)) for i, memory in enumerate(memories)]
 
     def _send(self, sync: Sync, end: _LaneEnd) -> None:
@@ -83,16 +87,17 @@ class ShardedTransport(Transport):
         lane, count = end.lane, len(end.lane.destinations)
         widest = max(share_width(bucket.nbytes, count) for bucket in lane.buckets) * count
         slots = [torch.zeros(widest, dtype=torch.uint8) for _ in lane.buckets[:2]]
+        end.facts[0] = sync.version
         going: list[list[tuple[str, Any]]] = [[] for _ in slots]
         for index, bucket in enumerate(lane.buckets):
             for phase, work in going[index % 2]:
                 wait(sync, phase, work)
             whole = slots[index % 2][: share_width(bucket.nbytes, count) * count]
             checksum = pack_to_host(sync, lane, index, whole[: bucket.nbytes])
-            end.checksums[index] = checksum - (1 << 64) if checksum >= 1 << 63 else checksum
+            end.facts[1 + index] = checksum - (1 << 64) if checksum >= 1 << 63 else checksum
             going[index % 2] = self._send_shares(sync, end, index, shares_of(whole, count))
         last = [
-            (self._phase(to), self._all.send([end.checksums], to, end.tag + len(lane.buckets)))
+            (self._phase(to), self._all.send([end.facts], to, end.tag + len(lane.buckets)))
             for to in lane.destinations
             if to != self.link.rank
         ]
@@ -125,7 +130,7 @@ class ShardedTransport(Transport):
             if work is not None:
                 wait(sync, f"gathering shares with {', '.join(others)}", work)
             started += [self._start(*step) for step in steps[number + 1 : number + 2]]
-            checksum = int(end.checksums[index]) % (1 << 64)
+            checksum = int(end.facts[1 + index]) % (1 << 64)
             deliver_from_host(sync, end.lane, index, whole, checksum)
             sync.report.bytes_sent += len(others) * share_width(end.lane.buckets[index].nbytes, len(others) + 1)
 
@@ -140,5 +145,5 @@ class ShardedTransport(Transport):
         self._groups.close()
 
 
-def _no_checksums(lane: Lane) -> torch.Tensor:
-    return torch.zeros(len(lane.buckets), dtype=torch.int64)
+def _no_facts(lane: Lane) -> torch.Tensor:
+    return torch.full((1 + len(lane.buckets),), -1, dtype=torch.int64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from podium.workers.rollout.hf import HFRollout
 from podium.workers.weight_sync.checksum import tensor_checksum
 from podium.workers.weight_sync.connection import connect, describe
 from podium.workers.weight_sync.lane import Lane
+from podium.workers.weight_sync.snapshot import remove_stale
 from podium.workers.weight_sync.transport.base import Sync, SyncSettings, Transport
 from tests.models.tiny import tiny_model
 from tests.workers.weight_sync.forked import processes
@@ -86,6 +89,10 @@ class Actor:
     def die_when(self, method: str, call: int) -> None:
         """Kills this process at a call of a method of `Sync`."""
         self._at(method, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+    def limit_files(self, nbytes: int) -> None:
+        """Files can then not be made longer than that: what a full file system does, for one process."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
 
     def flip_a_bit(self, call: int) -> None:
         """In a packed bucket, once its checksum has been taken."""
@@ -158,7 +165,14 @@ class Outcome:
 
     reports: dict[str, Any]
     errors: dict[str, str]
+    """Tracebacks."""
     dead: list[str]
+
+    def assert_named(self, version: int) -> None:
+        """Every failure says which version, which process and which phase."""
+        for label, error in self.errors.items():
+            last = error.strip().splitlines()[-1]
+            assert re.match(rf".*WeightSyncError: weight sync {version}: {label}: [^:]+: .+", last), error
 
 
 class Stage:
@@ -178,12 +192,20 @@ class Stage:
             cast.append((f"actor rank {index}", (index, sources), engine, dtype))
         cast += [(f"rollout rank {index}", None, engine, dtype) for index, engine in enumerate(engines)]
         self.remotes = [Remote(*args) for args in cast]
+        self.transport = ""
+        self.version, self._tried = -1, -1
 
     @property
     def engines(self) -> list[Remote]:
         return [remote for remote in self.remotes if remote.args[2] is not None]
 
+    @property
+    def next_version(self) -> int:
+        """Larger than any that was tried."""
+        return self._tried + 1
+
     def connect(self, transport: str, **settings: Any) -> None:
+        self.transport = transport
         settings = {"bucket_bytes": 60_000, "timeout_s": 20.0, **settings}
         endpoints = [remote("endpoint") for remote in self.remotes]
         for rank, remote in enumerate(self.remotes):
@@ -191,13 +213,14 @@ class Stage:
         for remote in self.remotes:
             remote.result()
 
-    def sync(self, version: int, train: bool = True) -> Outcome:
-        """One version, after training to it."""
+    def sync(self, version: int, received_as: int | None = None) -> Outcome:
+        """Trains to a version, and syncs it; `received_as` is what those that only receive are told that it is."""
+        self._tried = max(version, received_as or version)
         for remote in self.remotes:
-            if train:
-                remote("train", version)
+            remote("train", version)
         for remote in self.remotes:
-            remote.start("sync", version)
+            trains = remote.args[1] is not None
+            remote.start("sync", version if trains or received_as is None else received_as)
         outcome = Outcome({}, {}, [])
         for remote in self.remotes:
             label = remote.args[0]
@@ -209,18 +232,31 @@ class Stage:
                 outcome.errors[label] = str(error)
         return outcome
 
-    def assert_holds(self, version: int) -> None:
-        """Every engine says that it has `version`, and has it, bit for bit."""
+    def synced(self, version: int) -> None:
+        """Syncs a version; then every engine says that it has it, and has it, bit for bit."""
+        outcome = self.sync(version)
+        assert not outcome.errors and not outcome.dead, outcome
         expected = checksums(version, self._dtype)
         for remote in self.engines:
             assert remote("held") == (version, expected), remote.args[0]
+        self.version = version
 
-    def replace(self, label: str) -> None:
-        """Starts a process that has died anew."""
-        index = next(i for i, remote in enumerate(self.remotes) if remote.args[0] == label)
-        self.remotes[index].kill()
-        self.remotes[index] = Remote(*self.remotes[index].args)
+    def assert_whole_or_refused(self, version: int, *, whole: bool) -> None:
+        """Every engine that lives has all of `version` and says so; without `whole` it may refuse to generate."""
+        expected = checksums(version, self._dtype)
+        for remote in self.engines:
+            if remote.process.is_alive():
+                held = remote("held")
+                assert held == (version, expected) or (held[0] == -1 and not whole), (remote.args[0], held[0])
+
+    def restart_the_dead(self) -> None:
+        """Starts the processes anew that were killed."""
+        for index, remote in enumerate(self.remotes):
+            remote.process.join(0.1)
+            if not remote.process.is_alive():
+                self.remotes[index] = Remote(*remote.args)
 
     def close(self) -> None:
         for remote in self.remotes:
             remote.kill()
+        remove_stale()
