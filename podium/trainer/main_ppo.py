@@ -6,6 +6,7 @@ from typing import Any
 
 from podium.trainer.cli import run_main
 from podium.trainer.config import PPOConfig, check_config, parse_command_line
+from podium.trainer.config.scoring import has_function
 from podium.utils.errors import UserError
 
 
@@ -57,7 +58,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     plan = make_plan(config, len(train_set))
     roles = build_roles(config, plan, tokenizer)
     function, reward = config.custom_reward_function, None
-    if function.path is not None or not config.reward_model.enable:
+    if has_function(config.reward_model, function) or not config.reward_model.enable:
         scorer = build_scorer(config.reward_model, function)
         reward = RewardManager(scorer, tokenizer, max_failure_rate=config.reward_model.max_failure_rate)
         check_rewards(config, reward, [train_set] if val_set is None else [train_set, val_set])

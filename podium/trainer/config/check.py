@@ -4,9 +4,10 @@ from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engin
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.ppo import PPOConfig
-from podium.trainer.config.reward import RewardFunctionConfig
+from podium.trainer.config.reward import ScoringConfig
 from podium.trainer.config.rm import RMConfig
 from podium.trainer.config.rollout import RolloutConfig
+from podium.trainer.config.scoring import check_scoring, has_function, scoring_rules
 from podium.trainer.config.sft import SFTConfig
 from podium.trainer.config.shared import CheckpointConfig, MegatronConfig, OptimConfig
 from podium.trainer.config.values import check_values
@@ -36,6 +37,9 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     _check_frequency(config)
     check_methods(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
+    check_scoring(config.reward_model, config.custom_reward_function)
+    if config.reward_model.reward_manager == "dapo" and not config.reward_model.overlong_buffer.enable:
+        raise UserError("reward_model.reward_manager=dapo is the penalty for length: set overlong_buffer.enable=true")
     _refuse_ignored(explicit, [*method_rules(config), *_without_effect(config), *ppo_engine_rules(config)])
     check_layouts(config)
     validation = config.actor_rollout_ref.rollout.val_kwargs
@@ -102,21 +106,17 @@ def check_eval_config(config: EvalConfig, explicit: set[str]) -> None:
     check_values(config)
     if any(k < 1 for k in config.pass_k):
         raise UserError(f"pass_k={config.pass_k}: expected numbers of at least 1")
-    _refuse_ignored(explicit, _function_rules(config.custom_reward_function))
+    check_scoring(config.reward_model, config.custom_reward_function)
+    rules = scoring_rules(config.reward_model, config.custom_reward_function)
+    if config.reward_model.reward_manager == "dapo":
+        rules.append(("reward_model.reward_manager", "as dapo here: a penalty for length is for training"))
+    _refuse_ignored(explicit, rules)
 
 
 def _engine_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]]:
     if rollout.name != "hf":
         return []
     return [(f"{prefix}.{leaf}", f"with {prefix}.name=hf") for leaf in ("gpu_memory_utilization", "enforce_eager")]
-
-
-def _function_rules(function: RewardFunctionConfig) -> list[tuple[str, str]]:
-    if function.path is not None:
-        return []
-    return [
-        (f"custom_reward_function.{leaf}", "without custom_reward_function.path") for leaf in ("name", "reward_kwargs")
-    ]
 
 
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
@@ -150,7 +150,7 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
         why = "without actor_rollout_ref.actor.use_kl_loss=true"
         rules += [(f"actor_rollout_ref.actor.{leaf}", why) for leaf in ("kl_loss_coef", "kl_loss_type")]
     rules += _engine_rules(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
-    rules += _function_rules(config.custom_reward_function)
+    rules += scoring_rules(config.reward_model, config.custom_reward_function)
     rules += _reward_model_rules(config)
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
@@ -174,10 +174,12 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
 
 def _reward_model_rules(config: PPOConfig) -> list[tuple[str, str]]:
     model = config.reward_model
-    if model.enable and config.custom_reward_function.path is not None:
+    if model.enable and has_function(model, config.custom_reward_function):
         return []
     if model.enable:
-        return [("reward_model.function_weight", "without custom_reward_function.path")]
+        why = "without a reward function beside the reward model"
+        unread = ("function_weight", "max_failure_rate", *ScoringConfig.__dataclass_fields__)
+        return [(f"reward_model.{leaf}", why) for leaf in unread]
     leaves = ["model", "strategy", "micro_batch_size_per_gpu", "normalize", "weight", "function_weight"]
     leaves += ["fsdp_config"]
     return [(f"reward_model.{leaf}", "without reward_model.enable=true") for leaf in leaves]

@@ -29,7 +29,12 @@ class RewardModelPathConfig:
 @dataclass
 class ScoringConfig:
     reward_manager: str = "naive"
-    """How responses are scored: naive (one call of the function a response) | batch (one call with all of them)."""
+    """naive (one call of the function a response) | dapo (naive, with the overlong_buffer) | batch (one call with all
+    responses) | remote (a server at url scores)."""
+    url: str | None = None
+    """Where a remote scorer takes POST requests, such as http://host:8000/score. Required with manager remote."""
+    rate_limit: float | None = None
+    """Requests a second to a remote scorer; null is no limit."""
     num_workers: int | None = None
     """Processes that score; null takes one for each core, at most 32."""
     timeout_s: float = 30.0
@@ -37,9 +42,10 @@ class ScoringConfig:
     memory_limit_mb: int | None = 4096
     """MiB of memory that a scoring process may have of its own; null is no limit."""
     max_concurrency: int = 64
-    """Responses that an async function works on at the same time."""
+    """Responses that an async function, or a remote scorer, works on at the same time."""
     max_retries: int = 3
-    """Further attempts of an async function that raised, within timeout_s, at pauses that double from half a second."""
+    """Further attempts of an async function that raised, or a remote scorer that failed, within timeout_s, at pauses
+    that double from half a second."""
 
 
 @dataclass
@@ -67,8 +73,11 @@ class RewardModelConfig(ScoringConfig):
 @dataclass
 class RewardFunctionConfig:
     path: str | None = None
-    """Python file with the reward function; null scores by data_source."""
+    """Python file with the reward function; null takes a built-in one."""
     name: str = "compute_score"
-    """Function in that file: (data_source, solution_str, ground_truth, extra_info) -> number or dict with score."""
+    """Function in that file: (data_source, solution_str, ground_truth, extra_info) -> number or dict with score.
+    Without a file, the name of a built-in reward; compute_score chooses it by data_source."""
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments for it."""
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Several functions in place of one, summed: label -> {path, name, weight, reward_kwargs}; each part is logged."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from podium.utils.errors import UserError
 from podium.workers.reward.functions import RewardFn
 from podium.workers.reward.outcome import Outcome, ScoreRequest, outcome_of_error, outcome_of_result
 
@@ -30,23 +31,33 @@ def call_row(fn: RewardFn, request: ScoreRequest) -> Outcome:
 async def call_async(fn: RewardFn, request: ScoreRequest, limit_s: float, retries: int) -> Outcome:
     """Scores one response with an async function.
 
+    A function that has an async method ``admit`` says with it when an attempt may begin (a rate limit).
+
     Args:
-        limit_s: seconds for all attempts together.
+        limit_s: seconds for all attempts together, once the first may begin.
         retries: further attempts after one that raised, at pauses that double from half a second, each stretched at
             random by up to a half, so that those who failed together do not come back together.
     """
     failed: list[Outcome] = []
 
+    admit = getattr(fn, "admit", None)
+
     async def attempts() -> Outcome:
         for attempt in range(retries + 1):
             if attempt:
                 await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(1.0, 1.5))
+            if attempt and admit is not None:
+                await admit()
             try:
                 return outcome_of_result(await _start(fn, request))
             except Failure as error:
                 failed.append(outcome_of_error(error, __file__))
+                if isinstance(error, UserError):  # the input is wrong, and will be next time
+                    break
         return failed[-1]
 
+    if admit is not None:
+        await admit()
     try:
         return await asyncio.wait_for(attempts(), limit_s)
     except TimeoutError:

@@ -16,13 +16,13 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from podium.utils.errors import UserError
 from podium.utils.process_tree import become_subreaper
 from podium.workers.reward.call import Failure, call_async, call_batch, call_row, is_async
 from podium.workers.reward.channel import NOTHING, Progress, Unpacker, pack
-from podium.workers.reward.functions import RewardFn, RewardSource
+from podium.workers.reward.functions import RewardFn
 from podium.workers.reward.outcome import Outcome, outcome_of_error
 
 HELLO = -2
@@ -33,11 +33,19 @@ HEARTBEAT_S = 0.5
 _PIECE = 1 << 16
 
 
+class Source(Protocol):
+    """What can be sent to a process and gives a reward function there."""
+
+    def load(self) -> RewardFn:
+        """Imports it; a `UserError` says why that fails."""
+        ...
+
+
 @dataclass(frozen=True)
 class Job:
     """What to run on the items, as the driver sends it first."""
 
-    source: RewardSource
+    source: Source
     form: Literal["row", "batch"]
     """An item is one request, or a list of them."""
     limit_s: float
