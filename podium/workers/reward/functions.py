@@ -27,8 +27,9 @@ class RewardSource:
     """Where a reward function is: it travels like this, since functions of files that are no package do not pickle."""
 
     path: str | None = None
-    """Python file; without one it is `default_compute_score`."""
+    """Python file; without one it is a built-in reward."""
     name: str = "compute_score"
+    """Its name there; without a file, of a built-in reward, and by default `default_compute_score`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Added to every call."""
     arguments: tuple[str, ...] = ARGUMENTS
@@ -42,18 +43,25 @@ class RewardSource:
                 named), or one that cannot be called with `arguments` and `kwargs`.
         """
         if self.path is None:
-            if self.kwargs:
-                raise UserError("custom_reward_function.reward_kwargs is set, but custom_reward_function.path is not")
-            return default_compute_score
+            fn = self._built_in()
+            self._check_signature(fn, "Podium")
+            return partial(fn, **self.kwargs)
         file = Path(self.path).expanduser().resolve()
         fn = _find(import_file(file, "custom_reward_function.path"), self.name, file)
-        self._check_signature(fn, file)
+        self._check_signature(fn, str(file))
         return partial(fn, **self.kwargs)
 
     def __str__(self) -> str:
-        return f"{self.name} in {self.path}" if self.path is not None else default_compute_score.__qualname__
+        if self.path is not None:
+            return f"{self.name} in {self.path}"
+        return f"built in as {self.name}" if self.name != RewardSource.name else "built in for the data_source"
 
-    def _check_signature(self, fn: RewardFn, file: Path) -> None:
+    def _built_in(self) -> RewardFn:
+        from podium.workers.reward import builtin
+
+        return default_compute_score if self.name == RewardSource.name else builtin.find(self.name)
+
+    def _check_signature(self, fn: RewardFn, file: str) -> None:
         clash = [key for key in self.kwargs if key in self.arguments]
         if clash:
             raise UserError(f"custom_reward_function.reward_kwargs has '{clash[0]}', which every call already passes")
@@ -83,29 +91,16 @@ def _find(module: ModuleType, name: str, file: Path) -> RewardFn:
     raise UserError(f"custom_reward_function.name={name}: {file} has no such function; {hint}")
 
 
-def exact_match(solution_str: str, ground_truth: Any) -> float:
-    """1 when the response is the ground truth but for white space around it, else 0."""
-    return float(solution_str.strip() == str(ground_truth).strip())
-
-
-BUILT_IN: dict[str, Callable[[str, Any], float]] = {"exact_match": exact_match}
-"""Scorers by data source."""
-
-
 def default_compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
-) -> float:
-    """Scores by the data source's built-in scorer.
+) -> Any:
+    """Scores by the data source's built-in reward (`podium.workers.reward.builtin`).
 
     Raises:
-        UserError: there is none for `data_source`, or the row has no ground truth.
+        UserError: there is none for `data_source`, or it refuses the row.
     """
-    scorer = BUILT_IN.get(data_source)
-    if scorer is None:
-        raise UserError(
-            f"no built-in reward for data_source '{data_source}' (there is {', '.join(BUILT_IN)}); set "
-            "custom_reward_function.path to a file with compute_score"
-        )
-    if ground_truth is None:
-        raise UserError(f"a row of data_source '{data_source}' has no reward_model.ground_truth to compare with")
-    return scorer(solution_str, ground_truth)
+    from podium.workers.reward import builtin
+
+    return builtin.find(builtin.name_for(data_source))(
+        data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=extra_info
+    )

@@ -37,6 +37,7 @@ def test_validation_and_checkpoints_wait_for_a_sync(key: str):
 
 
 GRPO = ["algorithm.adv_estimator=grpo", f"{ROLLOUT}n=4"]
+REMOTE = ["reward_model.reward_manager=remote", "reward_model.url=http://host/score"]
 IGNORED = {
     "a critic without GAE": ([*GRPO, "critic.model.path=x"], "critic.model.path"),
     "the reference without a KL": (["actor_rollout_ref.ref.fsdp_config.dtype=bfloat16"], "actor_rollout_ref.ref"),
@@ -55,7 +56,18 @@ IGNORED = {
         [f"{ROLLOUT}name=hf", f"{ROLLOUT}gpu_memory_utilization=0.3"],
         f"{ROLLOUT}gpu_memory_utilization",
     ),
-    "a function's name without its file": (["custom_reward_function.name=f"], "custom_reward_function.name"),
+    "arguments of no function": (["custom_reward_function.reward_kwargs.a=1"], "custom_reward_function.reward_kwargs"),
+    "a server's address without a server": (["reward_model.url=http://h"], "reward_model.url"),
+    "processes of a server": ([*REMOTE, "reward_model.num_workers=2"], "reward_model.num_workers"),
+    "a function beside a server": ([*REMOTE, "custom_reward_function.path=a.py"], "custom_reward_function.path"),
+    "one function beside several": (
+        ["custom_reward_function.path=a.py", "custom_reward_function.sources.b.path=b.py"],
+        "custom_reward_function.path",
+    ),
+    "attempts of a batch": (
+        ["custom_reward_function.path=a.py", "reward_model.reward_manager=batch", "reward_model.max_retries=1"],
+        "reward_model.max_retries",
+    ),
     "the order's seed without shuffling": (["data.shuffle=false", "data.seed=3"], "data.seed"),
     "a share beside a number of steps": (
         [f"{ACTOR}optim.lr_warmup_steps=3", f"{ACTOR}optim.lr_warmup_steps_ratio=0.1"],
@@ -75,6 +87,14 @@ def test_a_key_without_effect_is_refused(case):
 
 
 EFFECTIVE = {
+    "a built-in reward by name": [
+        "custom_reward_function.name=gsm8k",
+        "custom_reward_function.reward_kwargs.method=strict",
+    ],
+    "a server": REMOTE,
+    "the penalty for length": [
+        f"reward_model.{key}" for key in ("reward_manager=dapo", "overlong_buffer.enable=true", "overlong_buffer.len=9")
+    ],
     "the reference for the KL in the reward": [
         "algorithm.kl_ctrl.kl_coef=0.1",
         "actor_rollout_ref.ref.fsdp_config.dtype=bfloat16",
@@ -95,6 +115,19 @@ EFFECTIVE = {
 def test_the_same_greedy_answer_several_times_is_refused():
     with pytest.raises(UserError, match=r"val_kwargs\.n=4: greedy validation gives one answer each time"):
         check(VAL, f"{ROLLOUT}val_kwargs.n=4")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["reward_model.reward_manager=remote"], "reward_model.url=None: .* needs an http"),
+        (["reward_model.reward_manager=batch"], "batch needs custom_reward_function.path"),
+        (["reward_model.reward_manager=dapo"], "overlong_buffer.enable=true"),
+    ],
+)
+def test_a_manager_without_what_it_needs_is_refused(argv, message):
+    with pytest.raises(UserError, match=message):
+        check(*argv)
 
 
 @pytest.mark.parametrize("case", EFFECTIVE)

@@ -103,9 +103,14 @@ def test_signatures_that_cannot_be_called(write):
 
 
 def test_without_a_path_the_data_source_chooses():
-    assert RewardSource().load() is default_compute_score
-    with pytest.raises(UserError, match=r"reward_kwargs is set, but custom_reward_function.path is not"):
+    assert RewardSource().load().func is default_compute_score
+    with pytest.raises(UserError, match=r"unexpected keyword argument 'a'"):
         RewardSource(kwargs={"a": 1}).load()
+    call = {"data_source": "x", "solution_str": "9 or 8", "ground_truth": "8"}
+    assert RewardSource(name="gsm8k").load()(**call) == 1.0
+    assert RewardSource(name="gsm8k", kwargs={"method": "strict"}).load()(**call) == 0.0
+    with pytest.raises(UserError, match=r"custom_reward_function.name=gsm: .*gsm8k"):
+        RewardSource(name="gsm").load()
     assert default_compute_score("exact_match", " 12\n", 12) == 1.0
     assert default_compute_score("exact_match", "21", "12") == 0.0
     with pytest.raises(UserError, match=r"data_source 'my/data'.*custom_reward_function.path"):

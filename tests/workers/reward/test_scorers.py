@@ -114,7 +114,7 @@ def test_what_scores_has_a_name():
         build_scorer(RewardModelConfig(), RewardFunctionConfig()).describe(),
         build_scorer(RewardModelConfig(reward_manager="remote", url="http://h/s"), RewardFunctionConfig()).describe(),
     ]
-    assert names == ["compute_score in a.py", "default_compute_score", "at http://h/s"]
+    assert names == ["compute_score in a.py", "built in for the data_source", "at http://h/s"]
 
 
 def test_the_gsm8k_examples_reward_is_one(score):
