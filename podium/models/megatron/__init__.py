@@ -9,5 +9,6 @@ for _message in (
     "When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX_CONNECTIONS",
     "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",
     r"`torch\.distributed\.\w+` is deprecated",
+    "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
 ):
     warnings.filterwarnings("ignore", _message)

@@ -30,6 +30,7 @@ def build_engine(strategy: str, config: Any, model: ModelSpec, training: Trainin
         return _fsdp(config.fsdp_config, model, training)
     if strategy == "megatron":
         require_megatron()
+        import podium.models.megatron  # noqa: F401  first: it keeps megatron-core quiet while that is imported
         from podium.workers.engine.megatron import MegatronEngine
 
         return MegatronEngine(model, config.megatron, training)

@@ -1,0 +1,64 @@
+"""PPO with every role on Megatron, as a command: what it trains is what FSDP trains."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.e2e.commands import PPO, Preloaded, metrics, run
+from tests.e2e.test_ppo import ACTOR, ROLLOUT, close, finished, on_policy, steps
+from tests.small_task import SmallTask
+
+KL = {"algorithm__kl_ctrl__kl_coef": 0.01}
+MEGATRON = {f"{ACTOR}strategy": "megatron", "critic__strategy": "megatron", "trainer__n_gpus_per_node": 2}
+TP2 = {f"{ACTOR}megatron__tensor_model_parallel_size": 2}
+PP2 = {f"{ACTOR}megatron__pipeline_model_parallel_size": 2}
+
+
+@pytest.fixture(scope="module")
+def model(task: SmallTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The task's model, without a padding token in its config: transformers gives that token's embedding no gradient,
+    and a model that knows nothing yet samples it."""
+    path = tmp_path_factory.mktemp("model") / "model"
+    shutil.copytree(task.model, path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def on_fsdp(command: Preloaded, task: SmallTask, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps with every role on FSDP, on one rank."""
+    run_dir = tmp_path_factory.mktemp("fsdp") / "run"
+    finished(command(PPO, task.ppo(run_dir, actor_rollout_ref__model__path=model, **KL)))
+    return run_dir
+
+
+@pytest.mark.parametrize("layout", [pytest.param(TP2, id="tp2"), pytest.param(PP2, id="pp2", marks=pytest.mark.slow)])
+def test_every_metric_is_that_of_fsdp(
+    command: Preloaded, task: SmallTask, model: Path, on_fsdp: Path, tmp_path, layout
+):
+    changes = {"actor_rollout_ref__model__path": model, **KL, **MEGATRON, **layout}
+    result = command(PPO, task.ppo(tmp_path / "run", **changes))
+    finished(result)
+    assert "UserWarning" not in result.out + result.err
+    assert "16 sequences (16 for each 2 ranks, micro-batch 16)" in result.out
+    for mine, theirs in zip(metrics(tmp_path / "run"), metrics(on_fsdp), strict=True):
+        close(mine, theirs, 1e-3)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export").state_dict()
+    for name, tensor in AutoModelForCausalLM.from_pretrained(on_fsdp / "export").state_dict().items():
+        assert (exported[name] - tensor).abs().max() < 1e-3, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [TP2, PP2], ids=["tp2", "pp2"])
+def test_ray_with_vllm(task: SmallTask, tmp_path, layout):
+    changes = {f"{ROLLOUT}name": "vllm", "trainer__backend": "ray", **KL, **MEGATRON, **layout}
+    finished(run(PPO, task.ppo(tmp_path / "run", **changes), timeout_s=600))
+    on_policy(tmp_path / "run")
+    for row in steps(tmp_path / "run"):
+        assert row["weight_sync/version"] == row["step"]
