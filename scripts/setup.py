@@ -38,6 +38,8 @@ PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 RUNTIME = ["torch", "transformers", "tokenizers", "safetensors", "tensordict", "ray"]
 RUNTIME += ["hydra", "omegaconf", "numpy", "pyarrow", "rich", "podium"]
 DEV = ["pytest", "hypothesis", "ruff", "mypy", "importlinter", "wandb", "tensorboard"]
+if sys.platform == "linux" and sys.version_info < (3, 14):  # as in pyproject.toml
+    DEV += ["megatron.core"]
 # They come with vLLM, whose own use of them is optional, in builds that may not match the torch beside them; and an
 # import of transformers fails when one of them is there and broken.
 TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")

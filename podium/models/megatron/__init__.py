@@ -1,6 +1,9 @@
 """Models of megatron-core."""
 
+import importlib.util
 import warnings
+
+from podium.utils.errors import UserError
 
 # Each rank would say, on import and in the first step, what is so by design or in megatron-core's own calls.
 for _message in (
@@ -12,3 +15,9 @@ for _message in (
     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
 ):
     warnings.filterwarnings("ignore", _message)
+
+
+def require_megatron() -> None:
+    """Raises `UserError` where megatron-core is not installed."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise UserError("strategy=megatron needs megatron-core: pip install 'podium[megatron]'")

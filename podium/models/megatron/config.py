@@ -174,6 +174,11 @@ def refuse_silent_corruption(config: Any) -> None:
             f"{KEYS['vpp']} with batch_p2p_comm=true and overlap_p2p_comm=false: sends and receives between two "
             "interleaved stages are paired wrongly, and gradients come out wrong; set batch_p2p_comm=false"
         )
+    if interleaved and config.variable_seq_lengths:
+        raise UserError(
+            f"{KEYS['vpp']} with variable_seq_lengths=true: the messages that tell the lengths are paired wrongly between "
+            "two interleaved stages; pad all micro-batches to one length"
+        )
 
 
 def _parallel_fields(layout: MegatronLayout, num_layers: int) -> dict[str, Any]:
@@ -189,11 +194,10 @@ def _parallel_fields(layout: MegatronLayout, num_layers: int) -> dict[str, Any]:
         "expert_tensor_parallel_size": layout.expert_tp,
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_model_parallel_layout": stages if layout.pp > 1 else None,
-        # Micro-batches of different lengths; of the dispatchers only this one allows them, even without experts. But
-        # between two interleaved stages the messages that tell the lengths would be paired wrongly.
-        "variable_seq_lengths": layout.vpp == 1,
+        # Of the dispatchers only this one allows micro-batches of different lengths, even without experts.
         "moe_token_dispatcher_type": "alltoall",
         # See `refuse_silent_corruption`. Where there is CUDA, interleaved stages send while they compute.
+        "variable_seq_lengths": layout.vpp == 1,
         "batch_p2p_comm": layout.vpp == 1,
         "overlap_p2p_comm": layout.vpp > 1 and is_cuda(),
         "deallocate_pipeline_outputs": False,

@@ -9,7 +9,6 @@ torch whose accelerator is the CPU. It holds for all threads of the process and 
 import contextlib
 import functools
 import importlib
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -18,8 +17,8 @@ from typing import Any
 
 import torch
 
+from podium.models.megatron import require_megatron
 from podium.utils.device import is_cuda
-from podium.utils.errors import UserError
 
 TRIED = ("0.16.1",)
 """Versions of megatron-core that the replacements below were tried with."""
@@ -71,8 +70,7 @@ def install() -> None:
     """
     if _state["installed"]:
         return
-    if importlib.util.find_spec("megatron") is None:
-        raise UserError("strategy=megatron needs megatron-core: pip install 'podium[megatron]'")
+    require_megatron()
     for name in _MODULES:
         importlib.import_module(f"megatron.core.{name}")
     _mend_missing_transformer_engine()

@@ -6,10 +6,6 @@ import pytest
 
 from podium.protocol import ClassWithInitArgs, ResourcePool, WorkerGroup, make_backend
 
-pytest.importorskip("megatron.core", reason="the extra `megatron` is not installed", exc_type=ImportError)
-
-from tests.models.megatron.hosts import ModelHost
-
 ENV = {
     "OMP_NUM_THREADS": "1",
     "PODIUM_DEVICE": "cpu",
@@ -22,6 +18,9 @@ Ranks = Callable[[int], WorkerGroup]
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """Groups of `ModelHost`, by their number of ranks, each started on first use."""
+    pytest.importorskip("megatron.core", reason="the extra `megatron` is not installed")
+    from tests.models.megatron.hosts import ModelHost
+
     groups: dict[int, WorkerGroup] = {}
     with make_backend("local") as backend:
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import math
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,10 @@ class ModelHost(Worker):
         own = rows[ps.get_data_parallel_rank() :: ps.get_data_parallel_world_size()]
         numbers = list(range(len(rows)))[ps.get_data_parallel_rank() :: ps.get_data_parallel_world_size()]
         batches = [(numbers[i : i + micro], own[i : i + micro]) for i in range(0, len(own), micro)]
+        # Interleaved stages take micro-batches of one shape.
+        longest = max(len(row) for row in rows) if self.layout.vpp > 1 else 0
         make = self._packed if packed else self._padded
-        made = [make(*batch) for batch in batches]
+        made = [make(*batch, longest) for batch in batches]
         results = self._run([inputs for inputs, _ in made])
         if not ps.is_pipeline_last_stage(ignore_virtual=True) or ps.get_tensor_model_parallel_rank() > 0:
             return []
@@ -89,14 +90,16 @@ class ModelHost(Worker):
 
     def _unit(self) -> int:
         """Lengths are multiples of it."""
-        return math.lcm(self.layout.tp if self.layout.sequence_parallel else 1, 1) * (
+        return (self.layout.tp if self.layout.sequence_parallel else 1) * (
             2 * self.layout.cp if self.layout.cp > 1 else 1
         )
 
-    def _padded(self, numbers: list[int], rows: list[list[int]]) -> Any:
+    def _up(self, length: int) -> int:
+        return -(-length // self._unit()) * self._unit()
+
+    def _padded(self, numbers: list[int], rows: list[list[int]], longest: int = 0) -> Any:
         """Every other row padded on the left."""
-        width = max(len(row) for row in rows) + 3
-        width = -(-width // self._unit()) * self._unit()
+        width = self._up(max(longest, *(len(row) for row in rows)) + 3)
         ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
         own = self._local([0, width])
         places = []
@@ -108,11 +111,12 @@ class ModelHost(Worker):
             places.append((numbers[i], [own[j].item() - start for j in here], (i, here)))
         return {"input_ids": ids[:, own], "position_ids": own.expand(len(rows), -1), "attention_mask": mask}, places
 
-    def _packed(self, numbers: list[int], rows: list[list[int]]) -> Any:
-        unit = self._unit()
+    def _packed(self, numbers: list[int], rows: list[list[int]], longest: int = 0) -> Any:
         bounds = [0]
         for row in rows:
-            bounds.append(bounds[-1] + -(-len(row) // unit) * unit)
+            bounds.append(bounds[-1] + self._up(len(row)))
+        if bounds[-1] < (whole := len(rows) * self._up(longest)):
+            bounds.append(whole)  # a sequence of padding
         ids, row_of, position = (torch.full((bounds[-1],), -1) for _ in range(3))
         ids[:] = 0
         for i, row in enumerate(rows):

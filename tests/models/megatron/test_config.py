@@ -15,6 +15,8 @@ from podium.models.megatron.parallel import MegatronLayout
 from podium.utils.errors import UserError
 from tests.models.tiny import tiny_model
 
+pytest.importorskip("megatron.core", reason="the extra `megatron` is not installed")
+
 Layout = MegatronLayout
 COMMON = {
     "vocab_size": 32000,
@@ -149,12 +151,19 @@ def test_interleaved_stages_do_not_batch_sends_without_overlap(built: Any):
         )
 
 
+def test_interleaved_stages_do_not_tell_each_other_lengths(built: Any):
+    with pytest.raises(UserError, match="virtual_pipeline_model_parallel_size with variable_seq_lengths=true"):
+        refuse_silent_corruption(
+            dataclasses.replace(built, variable_seq_lengths=True, pipeline_model_parallel_layout=None)
+        )
+
+
 @pytest.mark.parametrize("cuda", [False, True])
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2), Layout(pp=2, vpp=2), Layout(tp=2, pp=2, vpp=2)])
 def test_no_layout_makes_what_is_refused(layout: Layout, cuda: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(config_module, "is_cuda", lambda: cuda)
     config = transformer_config(tiny_model("llama", num_hidden_layers=4).config, layout)
-    assert config.variable_seq_lengths and not config.deallocate_pipeline_outputs
+    assert config.variable_seq_lengths == (layout.vpp == 1) and not config.deallocate_pipeline_outputs
     assert config.overlap_p2p_comm == (cuda and layout.vpp > 1)
 
 

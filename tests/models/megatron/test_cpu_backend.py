@@ -1,10 +1,10 @@
 """The replacements in megatron-core: they must still find what they replace, and reach nothing else."""
 
+import importlib.util
 import subprocess
 import sys
 from types import SimpleNamespace
 
-import megatron.core
 import pytest
 import torch
 
@@ -12,12 +12,13 @@ from podium.models.megatron import cpu_backend
 from podium.models.megatron.cpu_backend import ON_CPU, TRIED, WITHOUT_APEX, Replacement
 from podium.utils.errors import UserError
 
+core = pytest.importorskip("megatron.core", reason="the extra `megatron` is not installed")
 EVERY = [*ON_CPU, *WITHOUT_APEX]
 
 
 def test_this_version_of_megatron_core_was_tried():
-    assert megatron.core.__version__ in TRIED, (
-        f"megatron-core {megatron.core.__version__}: run the slow tests of tests/models/megatron and "
+    assert core.__version__ in TRIED, (
+        f"megatron-core {core.__version__}: run the slow tests of tests/models/megatron and "
         "tests/workers/engine with it, then name it in cpu_backend.TRIED"
     )
 
@@ -98,7 +99,7 @@ print("fine")
 
 def test_without_megatron_core_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(cpu_backend._state, "installed", False)
-    monkeypatch.setattr(cpu_backend.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"strategy=megatron needs megatron-core: pip install 'podium\[megatron\]'"):
         cpu_backend.install()
 

@@ -1,7 +1,7 @@
 """Megatron models against Hugging Face's: the outputs of each row, and the weights there and back."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,8 +12,10 @@ from podium.models.value_head import ValueModel
 from podium.protocol import WorkerGroup
 from podium.utils.errors import UserError
 from tests.models.megatron.conftest import Ranks
-from tests.models.megatron.hosts import Part
 from tests.models.tiny import VOCABULARY, plain_logits, save_tiny, tiny_model
+
+if TYPE_CHECKING:
+    from tests.models.megatron.hosts import Part
 
 LAYERS = 4
 DENSE = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gemma")
@@ -73,7 +75,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: save_tiny(name, root / name, num_hidden_layers=LAYERS) for name in DENSE + EXPERTS}
 
 
-def assemble(parts_by_rank: list[list[Part]], rows: list[list[int]]) -> list[torch.Tensor]:
+def assemble(parts_by_rank: "list[list[Part]]", rows: list[list[int]]) -> list[torch.Tensor]:
     """Whole outputs (L, V) of each row. Every position must come from exactly one rank."""
     like = next(output for parts in parts_by_rank for _, _, output in parts)
     whole = [like.new_full((len(row), like.shape[-1]), torch.nan) for row in rows]
