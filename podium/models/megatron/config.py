@@ -176,8 +176,8 @@ def refuse_silent_corruption(config: Any) -> None:
         )
     if interleaved and config.variable_seq_lengths:
         raise UserError(
-            f"{KEYS['vpp']} with variable_seq_lengths=true: the messages that tell the lengths are paired wrongly between "
-            "two interleaved stages; pad all micro-batches to one length"
+            f"{KEYS['vpp']} with variable_seq_lengths=true: the messages that tell the lengths are paired wrongly "
+            "between two interleaved stages; pad all micro-batches to one length"
         )
 
 

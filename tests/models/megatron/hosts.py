@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from transformers import AutoConfig
 
-from podium.models.megatron import parallel
+from podium.models.megatron import cpu_backend, parallel
 from podium.models.megatron.context import local_positions
 from podium.models.megatron.model import build_chunks
 from podium.models.megatron.name_map import pieces
@@ -142,6 +144,15 @@ class ModelHost(Worker):
     def weights(self, dtype: str = "float32") -> dict[str, torch.Tensor]:
 
         return {name: tensor.clone() for name, tensor in export(self.chunks, getattr(torch, dtype))}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def holders_of_the_real_torch(self) -> list[str]:
+        """Modules of megatron-core, once all that engines use is imported."""
+        cpu_backend.install()
+        for name in ("dist_checkpointing", "distributed", "optimizer", "pipeline_parallel", "transformer.module"):
+            importlib.import_module(f"megatron.core.{name}")
+        modules = [name for name in sys.modules if name.startswith("megatron.core.")]
+        return [name for name in modules if vars(sys.modules[name]).get("torch") is torch]
 
     @register(Dispatch.ONE_TO_ALL)
     def parameter(self, name: str) -> torch.Tensor:

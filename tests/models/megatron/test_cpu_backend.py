@@ -11,6 +11,7 @@ import torch
 from podium.models.megatron import cpu_backend
 from podium.models.megatron.cpu_backend import ON_CPU, TRIED, WITHOUT_APEX, Replacement
 from podium.utils.errors import UserError
+from tests.models.megatron.conftest import Ranks
 
 core = pytest.importorskip("megatron.core", reason="the extra `megatron` is not installed")
 EVERY = [*ON_CPU, *WITHOUT_APEX]
@@ -65,21 +66,9 @@ print("fine")
     assert in_a_new_process(code) == "fine"
 
 
-def test_every_name_of_torch_in_the_modules_that_run_is_replaced():
-    """What megatron-core imports later would keep the real torch: everything the models and engines use is there."""
-    code = """
-import sys, torch
-from podium.models.megatron import cpu_backend
-cpu_backend.install()
-import podium.models.megatron.model, podium.models.megatron.weights
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
-print([n for n, m in sys.modules.items() if n.startswith("megatron.core.") and vars(m).get("torch") is torch])
-"""
-    assert in_a_new_process(code) == "[]"
+def test_every_name_of_torch_in_the_modules_that_run_is_replaced(ranks: Ranks):
+    """What megatron-core imports later would keep the real torch: all that models and engines use is there before."""
+    assert ranks(2).holders_of_the_real_torch() == [[], []]
 
 
 @pytest.mark.slow
