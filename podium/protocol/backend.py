@@ -63,6 +63,7 @@ class Backend(ABC):
 def make_backend(kind: str, **options: Any) -> Backend:
     """``"local"``: one rank in this process, several in processes of its own. ``"ray"``: a Ray cluster.
 
+    Options of ``"local"``: ``in_process`` (see LocalBackend).
     Options of ``"ray"``: ``num_cpus``, ``placement_timeout_s``, ``start_timeout_s`` (see RayBackend).
 
     Raises:

@@ -80,9 +80,14 @@ def _own(value: Any) -> Any:
 
 
 class LocalBackend(Backend):
-    """One rank: in this process. Several: spawned processes on this machine that end with it, however it ends."""
+    """One rank: in this process. Several: spawned processes on this machine that end with it, however it ends.
 
-    def __init__(self) -> None:
+    Args:
+        in_process: False gives a single rank a process of its own too; two in this one could not wait for each other.
+    """
+
+    def __init__(self, in_process: bool = True) -> None:
+        self._in_process = in_process
         self._transports: list[Transport] = []
 
     def start_group(
@@ -98,7 +103,7 @@ class LocalBackend(Backend):
         if detached:
             raise UserError("the local backend has no detached groups: its processes end with the driver; use ray")
         role = role_name(cls_with_args, name)
-        if pool.world_size == 1:
+        if pool.world_size == 1 and self._in_process:
             transport: Transport = InProcess(cls_with_args, role, env or {})
         else:
             from podium.protocol.local_processes import Processes

@@ -26,31 +26,70 @@ def resolve_device(requested: str) -> str:
 
 @contextmanager
 def worker_groups(
-    trainer: Any, device: str, roles: dict[str, ClassWithInitArgs], name: str
+    trainer: Any, device: str, roles: dict[str, ClassWithInitArgs], name: str, rollout: Any = None
 ) -> Iterator[dict[str, WorkerGroup]]:
     """Starts every role on every rank, colocated in one process a rank, and ends them all on the way out.
 
     Args:
         trainer: has ``backend``, ``nnodes``, ``n_gpus_per_node``, ``rpc_timeout_s``.
         roles: in the order in which each process constructs them.
+        rollout: has ``placement``, ``nnodes``, ``n_gpus_per_node``; takes the role ``rollout`` out of these processes
+            unless its placement is ``process``. None: all roles are together.
     """
+    own = rollout.placement if rollout is not None else "process"
+    here = trainer.n_gpus_per_node + (rollout.n_gpus_per_node if own == "apart" and trainer.backend == "local" else 0)
     env = {
         "PODIUM_DEVICE": device,
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # one line about NUMA binding from each rank
         "TRANSFORMERS_VERBOSITY": "error",
-        **_threads(trainer.n_gpus_per_node),
+        **_threads(here),
     }
-    pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, use_gpu=device == "cuda", name=name)
-    print(f"start {pool.world_size} rank(s) on the {trainer.backend} backend", flush=True)
+    options: dict[str, Any] = {"use_gpu": device == "cuda", "max_colocate_count": 2 if own == "device" else 1}
+    pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, name=name, **options)
+    together = {role: spec for role, spec in roles.items() if own == "process" or role != "rollout"}
+    starts = [(name, pool, together, env)]
+    if own == "device":
+        starts.append(("rollout", pool, {"rollout": roles["rollout"]}, env))
+    elif own == "apart":
+        others = ResourcePool([rollout.n_gpus_per_node] * rollout.nnodes, name="rollout", **options)
+        if trainer.backend == "local" and device == "cuda":  # Ray hides the devices of other pools by itself
+            env = env | _remaining_devices(trainer.n_gpus_per_node, rollout.n_gpus_per_node)
+        starts.append(("rollout", others, {"rollout": roles["rollout"]}, env))
+    groups: dict[str, WorkerGroup] = {}
     try:
-        with make_backend(trainer.backend) as backend:
-            group = backend.start_group(
-                pool, create_colocated_worker_cls(roles), env=env, name=name, timeout_s=trainer.rpc_timeout_s
-            )
-            yield group.spawn(list(roles))
+        with make_backend(trainer.backend, **_backend_options(trainer.backend, len(starts))) as backend:
+            for label, ranks, specs, variables in starts:
+                print(
+                    f"start {ranks.world_size} rank(s) on the {trainer.backend} backend: {', '.join(specs)}", flush=True
+                )
+                group = backend.start_group(
+                    ranks,
+                    create_colocated_worker_cls(specs),
+                    env=variables,
+                    name=label,
+                    timeout_s=trainer.rpc_timeout_s,
+                )
+                groups |= group.spawn(list(specs))
+            yield groups
     finally:
         remove_stale()  # weights in shared memory, of workers that were killed
+
+
+def _remaining_devices(used: int, wanted: int) -> dict[str, str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    if len(names) < used + wanted:
+        raise UserError(
+            f"actor_rollout_ref.rollout.placement=apart: {used} GPU(s) for the trainer and {wanted} for the rollout, "
+            f"but there are {len(names)}"
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[used:])}
+
+
+def _backend_options(backend: str, groups: int) -> dict[str, Any]:
+    """Groups that call each other cannot run in the driver's process."""
+    return {"in_process": groups == 1} if backend == "local" else {}
 
 
 def _threads(ranks_per_node: int) -> dict[str, str]:

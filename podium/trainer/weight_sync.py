@@ -18,7 +18,7 @@ class WeightSync:
 
     Args:
         plugins: what may register a weight buffer that the configuration names.
-        is_colocated: every rank of the actor has a rank of the rollout in its process.
+        rollout: None where every rank of the actor has the rollout in its process.
     """
 
     def __init__(
@@ -26,13 +26,12 @@ class WeightSync:
         config: WeightSyncConfig,
         plugins: Sequence[str],
         actor: WorkerGroup,
-        rollout: WorkerGroup,
+        rollout: WorkerGroup | None,
         tracking: Tracking,
-        is_colocated: bool,
     ):
         self._config, self._tracking = config, tracking
         self._requested = PluggedName(config.transport, plugins)
-        self._groups = [actor] if is_colocated else [actor, rollout]
+        self._groups = [actor] if rollout is None else [actor, rollout]
         self._transport = ""
         self._is_connected = False
         self._last = -1

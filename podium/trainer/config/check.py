@@ -3,6 +3,7 @@
 from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engine_rules
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
 from podium.trainer.config.methods import check_methods, method_rules
+from podium.trainer.config.placement import check_tensor_parallel, check_transport, placement_rules, rollout_ranks
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.config.reward import ScoringConfig
 from podium.trainer.config.rm import RMConfig
@@ -31,9 +32,8 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
             f"actor_rollout_ref.rollout.temperature={config.actor_rollout_ref.rollout.temperature}: training needs "
             "sampled responses, so it must be above 0 (val_kwargs.temperature=0 is greedy validation)"
         )
-    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    if tp != 1:
-        raise UserError(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}: only 1 is supported so far")
+    rollout_ranks(config.actor_rollout_ref.rollout, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    check_transport(config.actor_rollout_ref.rollout)
     _check_frequency(config)
     check_methods(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
@@ -86,13 +86,19 @@ def check_generate_config(config: GenerateConfig, explicit: set[str]) -> None:
     """As `check_config`, for generation."""
     check_values(config)
     rollout = config.rollout
-    if rollout.tensor_model_parallel_size != 1:
-        raise UserError(f"rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: only 1 is supported")
+    check_tensor_parallel(rollout, "rollout", config.trainer.nnodes * config.trainer.n_gpus_per_node)
     if rollout.n > 1 and rollout.temperature == 0:
         raise UserError(
             f"rollout.n={rollout.n}: greedy generation gives one answer each time; set rollout.temperature above 0"
         )
-    leaves = ("val_kwargs", "weight_sync", "log_prob_micro_batch_size_per_gpu")
+    leaves = (
+        "val_kwargs",
+        "weight_sync",
+        "log_prob_micro_batch_size_per_gpu",
+        "placement",
+        "nnodes",
+        "n_gpus_per_node",
+    )
     rules = [(f"rollout.{leaf}", "without a trainer") for leaf in leaves]
     rules.append(("model.enable_gradient_checkpointing", "without a trainer"))
     rules += _engine_rules(rollout, "rollout")
@@ -114,9 +120,12 @@ def check_eval_config(config: EvalConfig, explicit: set[str]) -> None:
 
 
 def _engine_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]]:
+    rules = placement_rules(rollout, prefix)
     if rollout.name != "hf":
-        return []
-    return [(f"{prefix}.{leaf}", f"with {prefix}.name=hf") for leaf in ("gpu_memory_utilization", "enforce_eager")]
+        return rules
+    return rules + [
+        (f"{prefix}.{leaf}", f"with {prefix}.name=hf") for leaf in ("gpu_memory_utilization", "enforce_eager")
+    ]
 
 
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:

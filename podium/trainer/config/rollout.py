@@ -18,8 +18,10 @@ class ValKwargs:
 @dataclass
 class WeightSyncConfig:
     transport: str = "auto"
-    """How weights travel from the actor to the rollout: auto | colocated | ipc | cpu | sharded | broadcast, or the name
-    of a weight buffer that a plug-in registers (docs/weight_sync.md)."""
+    """How weights travel from the actor to the rollout: auto (by where they run) | colocated (within their processes) |
+    ipc (shared memory of processes on one device) | broadcast (a process group of its own, nccl or gloo) | cpu (a
+    snapshot on each host) | sharded (a share on each rank), or the name of a weight buffer that a plug-in registers
+    (docs/weight_sync.md)."""
     frequency: int = 1
     """Iterations between syncs: with k, responses come from weights up to k - 1 updates of the actor old."""
     verify: str = "full"
@@ -44,8 +46,15 @@ class RolloutConfig:
     """-1 keeps the whole vocabulary."""
     dtype: str = "float32"
     """Precision of generation: float32 | bfloat16."""
+    placement: str = "process"
+    """Where it runs: process (in the actor's processes) | device (in processes of its own on the actor's devices) |
+    apart (in processes of its own on nnodes x n_gpus_per_node devices of its own)."""
+    nnodes: int = 1
+    """Machines, with placement=apart."""
+    n_gpus_per_node: int | None = None
+    """Ranks on each of those machines: GPUs, or processes on a CPU machine."""
     tensor_model_parallel_size: int = 1
-    """Ranks that share one copy of the rollout model."""
+    """Ranks (consecutive ones) that share one copy of the rollout model."""
     gpu_memory_utilization: float = 0.5
     """vLLM's share of a GPU's memory."""
     max_num_seqs: int = 256

@@ -12,6 +12,7 @@ _PRECISIONS = ("float32", "bfloat16")
 # By the end of a key: a leaf means the same wherever it stands.
 _CHOICES = {
     "rollout.name": ("vllm", "hf"),
+    "rollout.placement": ("process", "device", "apart"),
     "weight_sync.verify": ("off", "sample", "full"),
     "reward_model.normalize": ("none", "batch"),
     "kl_ctrl.type": ("fixed", "adaptive"),
@@ -59,6 +60,8 @@ _RANGES = {
     "ppo_epochs": _AT_LEAST_1,
     "max_num_seqs": _AT_LEAST_1,
     "bucket_megabytes": _AT_LEAST_1,
+    "rollout.nnodes": _AT_LEAST_1,
+    "rollout.n_gpus_per_node": _AT_LEAST_1,
     "weight_sync.timeout_s": _ABOVE_0,
     "tensor_model_parallel_size": _AT_LEAST_1,
     "pipeline_model_parallel_size": _AT_LEAST_1,

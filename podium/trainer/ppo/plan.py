@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from podium.trainer.config.placement import rollout_ranks
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.layout import data_parallel_size, engine_name
 from podium.trainer.ppo.estimator import Estimator
@@ -25,6 +26,8 @@ class Plan:
     """Who runs where, and how many sequences each rank has in each phase."""
 
     ranks: int
+    """Of the trainer."""
+    rollout_ranks: int
     actor_shards: int
     """Data-parallel shards of the actor's engine: a mini-batch is divided over them."""
     critic_shards: int
@@ -57,11 +60,19 @@ class Plan:
     def describe(self, config: PPOConfig) -> str:
         """The plan as lines for the console."""
         roles = ["actor", *(["critic"] * self.use_critic), *(["ref"] * self.use_reference)]
-        roles += [*(["reward model"] * self.use_reward_model), "rollout"]
+        roles += ["reward model"] * self.use_reward_model
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        tp = rollout.tensor_model_parallel_size
+        generator = f"rollout {rollout.name}" + (f", {tp} ranks a copy" if tp > 1 else "")
+        roles += ["rollout"] * (rollout.placement == "process")
+        own = {
+            "process": "",
+            "device": ", its processes beside the trainer's",
+            "apart": f" on {self.rollout_ranks} others",
+        }
         lines = [
             f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
-            f"engine {engine_name(actor.strategy, actor.megatron)}, rollout {rollout.name}",
+            f"engine {engine_name(actor.strategy, actor.megatron)}, {generator}{own[rollout.placement]}",
             f"{self.total_steps} steps ({self.steps_per_epoch} an epoch): {config.data.train_batch_size} prompts x "
             f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank"
             + (", and a greedy one for each prompt" if self.use_greedy_baseline else ""),
@@ -133,6 +144,7 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
     actor_steps = max(0, total_steps - (trainer.critic_warmup if use_critic else 0))
     return Plan(
         ranks=ranks,
+        rollout_ranks=rollout_ranks(rollout, ranks),
         actor_shards=actor_shards,
         critic_shards=critic_shards,
         use_critic=use_critic,

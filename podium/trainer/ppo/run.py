@@ -49,7 +49,8 @@ class PPORun:
         trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
-        with worker_groups(trainer, self.device, self.roles, "ppo") as groups, preemption():
+        rollout = self.config.actor_rollout_ref.rollout
+        with worker_groups(trainer, self.device, self.roles, "ppo", rollout) as groups, preemption():
             for group in groups.values():
                 group.init_model()
             trained = {name: group for name, group in groups.items() if name in ("actor", "critic")}

@@ -66,9 +66,8 @@ class PPOTrainer:
             config.actor_rollout_ref.rollout.weight_sync,
             config.trainer.plugins,
             groups["actor"],
-            groups["rollout"],
+            groups["rollout"] if config.actor_rollout_ref.rollout.placement != "process" else None,
             tracking,
-            True,
         )
         self.checkpoints, self.preemption, self.fingerprint = checkpoints, preemption, fingerprint
         self.estimator = Estimator.named(config.algorithm.adv_estimator)

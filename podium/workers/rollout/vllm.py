@@ -14,7 +14,8 @@ import torch
 from podium.utils.device import is_cuda, preserve_torch_state
 from podium.utils.piece import Piece
 from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
-from podium.workers.rollout.vllm_layout import keep_natural_experts, repack_experts, vllm_pieces
+from podium.workers.rollout.vllm_cpu import adapt_cpu_build, repack_experts
+from podium.workers.rollout.vllm_layout import vllm_pieces
 
 
 class VLLMRollout(RolloutEngine):
@@ -159,17 +160,8 @@ def _prepare_vllm() -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Said before vLLM reads its own level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    import vllm.platforms
-
     if not is_cuda():
-        # torch.compile of a three-line function costs 12 to 21 s at the first request with log-probs.
-        type(vllm.platforms.current_platform).simple_compile_backend = "eager"
-        import vllm.model_executor.layers.utils as layers
-
-        # The CPU build repacks each linear weight and drops the original. Keeping it lets a sync write in place, lets
-        # the sync be verified against what generation really multiplies by, and keeps a tied head tied.
-        layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
-        keep_natural_experts()
+        adapt_cpu_build()
     import vllm.v1.engine.core
 
     # When an engine is shut down, or merely collected, vLLM destroys the process groups: the default one, which here is
@@ -181,10 +173,6 @@ def _free_memory(*args: Any, **kwargs: Any) -> None:
     gc.collect()
     if is_cuda():
         torch.cuda.empty_cache()
-
-
-def _plain_cpu_linear(layer: Any, remove_weight: bool) -> None:
-    layer.cpu_linear = torch.nn.functional.linear
 
 
 def _cpu_kv_bytes(model_path: str, dtype: str, max_model_len: int, max_num_seqs: int) -> int:
@@ -199,4 +187,8 @@ def _cpu_kv_bytes(model_path: str, dtype: str, max_model_len: int, max_num_seqs:
     per_token = 2 * config.num_hidden_layers * kv_heads * head_dim * itemsize
     block = 128  # the CPU backend's block size: each request rounds up to it
     needed = max_num_seqs * (-(-max_model_len // block) + 1) * block * per_token
-    return int(min(needed, psutil.virtual_memory().available // 4))
+    room = torch.tensor(min(needed, psutil.virtual_memory().available // 4))
+    if torch.distributed.is_initialized():
+        # Ranks that share a copy must schedule alike.
+        torch.distributed.all_reduce(room, op=torch.distributed.ReduceOp.MIN)
+    return int(room)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from podium.utils.piece import Piece
+from podium.workers.rollout.vllm_cpu import natural_experts
 
 # What the modules of these names stack along dim 0; a model's `packed_modules_mapping` may say otherwise.
 _STACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -108,38 +109,3 @@ def _experts(prefix: str, layer: Any) -> Iterator[Piece]:
         yield _rows(f"{name}{layer.ckpt_gate_proj_name}.weight", rank * width, gate)
         yield _rows(f"{name}{layer.ckpt_up_proj_name}.weight", rank * width, up)
         yield _columns(f"{name}{layer.ckpt_down_proj_name}.weight", w2[local, :hidden, :width], rank)
-
-
-def natural_experts(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """``w13`` (experts, 2 x width, hidden) and ``w2`` (experts, hidden, width) of a layer, as they are loaded.
-
-    The CPU build's kernel reads a repacked copy: `keep_natural_experts` lets it keep these beside it.
-    """
-    kept = getattr(layer, "podium_natural", None)
-    return kept if kept is not None else (layer.w13_weight.data, layer.w2_weight.data)
-
-
-def keep_natural_experts() -> None:
-    """Makes the CPU build keep experts as loaded beside the copy that it repacks for its kernel."""
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-
-    repack = CPUUnquantizedExperts.process_weights_after_loading
-    if hasattr(repack, "podium_natural"):
-        return
-
-    def keep(self: Any, layer: Any) -> None:
-        self._pad_moe_intermediate(layer)
-        layer.podium_natural = (layer.w13_weight.data, layer.w2_weight.data)
-        repack(self, layer)
-
-    keep.podium_natural = True  # type: ignore[attr-defined]
-    CPUUnquantizedExperts.process_weights_after_loading = keep
-
-
-def repack_experts(model: torch.nn.Module) -> None:
-    """Brings the kernel's copies up to date with the experts as loaded, where there are two."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "podium_natural")]
-    for layer in layers:
-        isa = layer.quant_method.moe_kernel.fused_experts.isa
-        for packed, natural in zip((layer.w13_weight, layer.w2_weight), layer.podium_natural, strict=True):
-            torch.ops._C.prepack_moe_weight(natural, packed.data, isa)

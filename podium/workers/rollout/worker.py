@@ -7,19 +7,23 @@ from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
 from podium.models.hf_layout import checkpoint_tensors
-from podium.protocol import DataProto, Dispatch, register
+from podium.protocol import DataProto, Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from podium.utils.device import init_distributed
 from podium.utils.errors import UserError
 from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
 from podium.workers.weight_sync.role import Source, SyncRole
 
+ROLLOUT_MESH = "rollout"
+"""The mesh of copies of the model."""
+
 
 class RolloutWorker(SyncRole):
-    """Generates with one engine on each rank.
+    """Generates with one engine on each rank, or on each group of ``tensor_model_parallel_size`` consecutive ranks.
 
     Args:
         model_path: Hugging Face directory of the policy.
-        config: has ``name``, ``dtype``, ``max_num_seqs``, ``gpu_memory_utilization``, ``enforce_eager``.
+        config: has ``name``, ``dtype``, ``tensor_model_parallel_size``, ``max_num_seqs``, ``gpu_memory_utilization``,
+            ``enforce_eager``.
         max_prompt_length, max_response_length: tokens.
         pad_token_id: fills what a response leaves free.
         stop_token_ids: each ends a response, and belongs to it.
@@ -48,6 +52,9 @@ class RolloutWorker(SyncRole):
     def init_model(self) -> None:
         """Builds the engine; its weights arrive with the first sync."""
         init_distributed()
+        # Ranks that share a copy of the model get the same requests, and one of them answers.
+        copy, place = divmod(self.rank, self._config.tensor_model_parallel_size)
+        self.register_mesh(ROLLOUT_MESH, copy, place == 0)
         self.engine = self._build()
         self._batches = 0
 
@@ -72,6 +79,7 @@ class RolloutWorker(SyncRole):
                 dtype=self._config.dtype,
                 max_model_len=self._max_prompt_length + self._max_response_length,
                 max_num_seqs=self._config.max_num_seqs,
+                tensor_parallel_size=self._config.tensor_model_parallel_size,
                 gpu_memory_utilization=self._config.gpu_memory_utilization,
                 enforce_eager=self._config.enforce_eager,
                 seed=self._seed,
@@ -91,7 +99,7 @@ class RolloutWorker(SyncRole):
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "rollout", None, self.engine
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(ROLLOUT_MESH))
     def generate_sequences(self, data: DataProto) -> DataProto:
         """One response for each row.
 

@@ -1,6 +1,7 @@
 """From what every process says of itself to the link that connects it with the others."""
 
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Endpoint:
     """What its rollout engine holds."""
     rendezvous: tuple[str, int]
     """Address of rank 0 of its group, and a port that is free on this machine."""
+    secret: bytes
 
 
 def describe(label: str, source: Callable[[], list[Piece]] | None, engine: RolloutEngine | None) -> Endpoint:
@@ -37,7 +39,9 @@ def describe(label: str, source: Callable[[], list[Piece]] | None, engine: Rollo
     sources = tuple(map(Box.of, source())) if source is not None else ()
     destinations = tuple(map(Box.of, engine.pieces())) if engine is not None else ()
     place = Place(label, _machine(), _device_uuid(), source is not None, engine is not None)
-    return Endpoint(place, sources, destinations, (os.environ.get("MASTER_ADDR", "127.0.0.1"), free_port()))
+    return Endpoint(
+        place, sources, destinations, (os.environ.get("MASTER_ADDR", "127.0.0.1"), free_port()), secrets.token_bytes(16)
+    )
 
 
 def _machine() -> str:
@@ -101,7 +105,8 @@ def connect(
 ) -> Transport:
     """Connects this process, number `rank`, with the others, which do the same at the same time."""
     places = [endpoint.place for endpoint in endpoints]
-    link = Link(make_plan(endpoints), rank, places, endpoints[0].rendezvous, settings, source, engine)
+    first = endpoints[0]
+    link = Link(make_plan(endpoints), rank, places, first.rendezvous, first.secret, settings, source, engine)
     connection = get_transport(transport)(link)
     connection.connect()
     return connection

@@ -45,7 +45,11 @@ class SyncRole(Worker):
     def sync_weights(self, version: int) -> SyncReport:
         """Sends the weights as `version`, or takes them, or both."""
         assert self._connection is not None, "connect_sync comes first"
-        return self._connection.sync(version)
+        try:
+            return self._connection.sync(version)
+        except BaseException:
+            self.disconnect_sync()  # the others hear of it, instead of waiting for this process
+            raise
 
     def disconnect_sync(self) -> None:
         """Frees what the connection holds."""

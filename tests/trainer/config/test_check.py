@@ -24,11 +24,6 @@ def test_training_needs_sampled_responses():
         check(f"{ROLLOUT}temperature=0")
 
 
-def test_tensor_parallel_rollout_is_not_there_yet():
-    with pytest.raises(UserError, match=f"{ROLLOUT}tensor_model_parallel_size=2: only 1"):
-        check(f"{ROLLOUT}tensor_model_parallel_size=2")
-
-
 @pytest.mark.parametrize("key", ["test_freq", "save_freq"])
 def test_validation_and_checkpoints_wait_for_a_sync(key: str):
     check(VAL, f"trainer.{key}=4", f"{ROLLOUT}weight_sync.frequency=2")

@@ -72,6 +72,8 @@ class Link:
     """Of each process."""
     rendezvous: tuple[str, int]
     """Address of process 0 and a port that is free there: where processes that share nothing else meet."""
+    secret: bytes
+    """Known to these processes only."""
     settings: SyncSettings
     source: Callable[[], list[Piece]] | None = None
     """The trainer's memory; asked for at each sync, as an engine may move its parameters."""

@@ -22,19 +22,15 @@ class ColocatedTransport(Transport):
     @classmethod
     def check(cls, places: Sequence[Place]) -> None:
         if not all(place.is_source and place.is_destination for place in places):
-            raise UserError(
-                f"{TRANSPORT_KEY}=colocated: the rollout runs in processes of its own; use ipc or broadcast"
-            )
+            raise UserError(f"{TRANSPORT_KEY}=colocated: the rollout has processes of its own; use ipc or broadcast")
 
     def connect(self) -> None:
         # A group of its own: after a sync that failed, nothing of it is left in the trainer's.
         timeout = timedelta(seconds=self.link.settings.timeout_s)
-        self._group = dist.new_group(timeout=timeout) if len(self.link.places) > 1 else None
-        self._exchange = Exchange(self.link, self._group)
+        self._exchange = Exchange(self.link, dist.new_group(timeout=timeout) if len(self.link.places) > 1 else None)
 
     def transfer(self, sync: Sync) -> None:
         self._exchange(sync)
 
     def close(self) -> None:
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
+        self._exchange.close()

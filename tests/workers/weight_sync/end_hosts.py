@@ -1,0 +1,72 @@
+"""Workers that hold the two ends of a sync. A module of its own, because processes import it."""
+
+from typing import Any
+
+import torch
+
+from podium.models.hf_layout import checkpoint_pieces
+from podium.protocol import Dispatch, register
+from podium.utils.device import init_distributed
+from podium.workers.rollout.base import Request, RolloutEngine, SamplingParams
+from podium.workers.weight_sync.role import Source, SyncRole
+from tests.workers.engine.hosts import EngineHost
+
+
+def build_rollout(kind: str, path: str, dtype: str, tp: int = 1) -> RolloutEngine:
+    """A small engine."""
+    if kind == "hf":
+        from podium.workers.rollout.hf import HFRollout
+
+        return HFRollout(path, dtype=dtype, max_num_seqs=8)
+    from podium.workers.rollout.vllm import VLLMRollout
+
+    return VLLMRollout(path, dtype=dtype, max_model_len=64, max_num_seqs=8, tensor_parallel_size=tp)
+
+
+class Holder(SyncRole):
+    """Has a rollout engine, or gets one."""
+
+    rollout: RolloutEngine | None = None
+
+    @register(Dispatch.ONE_TO_ALL)
+    def build_rollout(self, kind: str, path: str, dtype: str, tp: int = 1) -> None:
+        init_distributed()
+        if self.rollout is not None:
+            self.rollout.shutdown()
+        self.rollout = build_rollout(kind, path, dtype, tp)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def held(self) -> tuple[int, list[tuple[str, tuple[int, ...], torch.Tensor]]]:
+        """The engine's version, and each of its pieces: name, where it starts, a copy."""
+        assert self.rollout is not None
+        pieces = [(piece.name, piece.starts, piece.tensor.clone()) for piece in self.rollout.pieces()]
+        return self.rollout.weight_version, pieces
+
+    @register(Dispatch.ONE_TO_ALL)
+    def greedy(self, prompts: list[tuple[int, ...]], tokens: int, version: int) -> list[list[int]]:
+        assert self.rollout is not None
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
+        requests = [Request(f"{i}", prompt, sampling) for i, prompt in enumerate(prompts)]
+        outputs = self.rollout.generate(requests, version)
+        return [outputs[request.request_id].token_ids for request in requests]
+
+
+class ActorEnd(EngineHost, Holder):
+    """A trainer, with the rollout in its process or without."""
+
+    def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
+        return "actor", self.engine.pieces, self.rollout
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint(self, dtype: str) -> dict[str, torch.Tensor]:
+        """The export, under the names of a checkpoint."""
+        whole = [(n, (0,) * t.dim(), t.clone()) for n, t in self.engine.export(getattr(torch, dtype))]
+        config: Any = self.engine._module.config
+        return {piece.name: piece.tensor for piece in checkpoint_pieces(config.model_type, whole)}
+
+
+class RolloutEnd(Holder):
+    """A rollout in a process of its own."""
+
+    def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
+        return "rollout", None, self.rollout
