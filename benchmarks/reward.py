@@ -13,6 +13,8 @@ import argparse
 import time
 from typing import Any
 
+import psutil
+
 from podium.workers.reward.call import call_row
 from podium.workers.reward.functions import RewardSource
 from podium.workers.reward.outcome import Outcome, ScoreRequest
@@ -42,14 +44,21 @@ def answers(rows: int) -> list[ScoreRequest]:
     return requests
 
 
-def timed(score: Any, requests: list[ScoreRequest]) -> tuple[float, list[Outcome]]:
-    began = time.perf_counter()
+def cpu_seconds() -> float:
+    """Of this process and those below it."""
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children()))
+
+
+def timed(score: Any, requests: list[ScoreRequest]) -> tuple[float, float, list[Outcome]]:
+    """Seconds, CPU seconds, and the outcomes."""
+    began, cpu = time.perf_counter(), cpu_seconds()
     outcomes = score(requests)
-    return time.perf_counter() - began, outcomes
+    return time.perf_counter() - began, cpu_seconds() - cpu, outcomes
 
 
-def compare(source: RewardSource, requests: list[ScoreRequest], rounds: int) -> tuple[float, float]:
-    """Best seconds of a bare loop and of the pool.
+def compare(source: RewardSource, requests: list[ScoreRequest], rounds: int) -> list[float]:
+    """Best seconds of a bare loop and of the pool, and best CPU seconds of each.
 
     Raises:
         SystemExit: they do not agree.
@@ -60,14 +69,15 @@ def compare(source: RewardSource, requests: list[ScoreRequest], rounds: int) -> 
         pool.run(requests)  # starts the processes
         times = []
         for _ in range(rounds):
-            bare, expected = timed(lambda batch: [call_row(fn, request) for request in batch], requests)
-            pooled, got = timed(pool.run, requests)
-            if got != expected:
-                raise SystemExit("error: the pool and the loop do not agree")
-            times.append((bare, pooled))
+            bare, bare_cpu, expected = timed(lambda batch: [call_row(fn, request) for request in batch], requests)
+            pooled, pooled_cpu, got = timed(pool.run, requests)
+            for request, outcome, other in zip(requests, expected, got, strict=True):
+                if outcome != other:
+                    raise SystemExit(f"error: {request.solution_str!r}: the loop gives {outcome}, the pool {other}")
+            times.append((bare, pooled, bare_cpu, pooled_cpu))
     finally:
         pool.close()
-    return min(bare for bare, _ in times), min(pooled for _, pooled in times)
+    return [min(column) for column in zip(*times, strict=True)]
 
 
 def main() -> None:
@@ -76,13 +86,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trivial", type=int, default=256, help="rows of the quickstart's reward")
     args = parser.parse_args()
-    print("| Reward | rows | processes | bare loop s | pool s | faster | pool rows/s |\n|---|---|---|---|---|---|---|")
+    print("| Reward | rows | processes | loop s | pool s | faster | loop CPU s | pool CPU s |")
+    print("|---|---|---|---|---|---|---|---|")
     for label, source, requests in (
         ("math (math-verify)", RewardSource(name="math"), answers(args.rows)),
         ("quickstart", RewardSource("examples/quickstart/reward.py"), answers(args.trivial)),
     ):
-        bare, pooled = compare(source, requests, args.rounds)
-        cells = [f"{bare:.4f}", f"{pooled:.4f}", f"{bare / pooled:.2f}x", f"{len(requests) / pooled:.0f}"]
+        bare, pooled, bare_cpu, pooled_cpu = compare(source, requests, args.rounds)
+        cells = [f"{bare:.4f}", f"{pooled:.4f}", f"{bare / pooled:.2f}x", f"{bare_cpu:.3f}", f"{pooled_cpu:.3f}"]
         print("| " + " | ".join([label, str(len(requests)), str(default_num_processes()), *cells]) + " |", flush=True)
 
 

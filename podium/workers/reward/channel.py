@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
-_PROGRESS = struct.Struct("<qd")
+_ITEM, _SINCE = struct.Struct("<q"), struct.Struct("<d")
 
 NOTHING = -1
 """Item of a process that is at none."""
@@ -56,11 +56,14 @@ class Progress:
 
     def set(self, item: int) -> None:
         """Now at `item`."""
-        _PROGRESS.pack_into(self._page, 0, item, time.monotonic())
+        # In this order: a reader in between sees the last item with a later time, never an item with an earlier one.
+        _SINCE.pack_into(self._page, _ITEM.size, time.monotonic())
+        _ITEM.pack_into(self._page, 0, item)
 
     def get(self) -> tuple[int, float]:
         """The item, and when it began, in seconds of `time.monotonic` (one clock for all processes)."""
-        item, since = _PROGRESS.unpack_from(self._page, 0)
+        [item] = _ITEM.unpack_from(self._page, 0)
+        [since] = _SINCE.unpack_from(self._page, _ITEM.size)
         return item, since
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from podium.workers.reward.process_main import HEARTBEAT_S, HELLO, Hello, Job
 _LOAD_LIMIT_S = 120.0
 _DYING_S = 1.0
 _LARGEST_CHUNK = 64
+_CHUNK_S = 0.02
 _SHOWN_OUTPUT = 2000
 _UNEXPLAINED = 3
 
@@ -44,6 +45,7 @@ class ProcessPool:
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._unexplained = 0
+        self._item_s = _CHUNK_S
 
     def run(self, items: list[Any]) -> list[Any]:
         """What the job makes of each item, or an `Outcome` where it made nothing.
@@ -70,6 +72,7 @@ class ProcessPool:
         self._items, self._results = items, dict[int, Any]()
         self._queue, self._alone = deque(range(len(items))), set[int]()
         self._printed, self._printed_bytes = bytearray(), 0
+        began = time.monotonic()
         while len(self._results) < len(items):
             self._start_missing()
             for process in self._processes:
@@ -81,6 +84,8 @@ class ProcessPool:
             for process in list(self._processes):
                 self._check_deadline(process)
         self._show_output()
+        if items:
+            self._item_s = (time.monotonic() - began) * len(self._processes) / len(items)
         return [self._results[number] for number in range(len(items))]
 
     def _start_missing(self) -> None:
@@ -113,7 +118,10 @@ class ProcessPool:
             return self._concurrency - busy
         if busy > 1:  # the last one of a chunk hides the time until the next is there
             return 0
-        return max(1, min(_LARGEST_CHUNK, len(self._queue) // (2 * len(self._processes))))
+        left, ready = len(self._queue), len(self._processes)
+        # Items that took microseconds in the call before go out at once: messages would cost more than they do.
+        at_once = min(left // ready, int(_CHUNK_S / self._item_s))
+        return max(1, at_once, min(_LARGEST_CHUNK, left // (2 * ready)))
 
     def _handle(self, process: ScoringProcess, what: str, events: int) -> None:
         if what == "output":

@@ -27,8 +27,9 @@ from podium.workers.reward.outcome import Outcome, outcome_of_error
 
 HELLO = -2
 """Item number of the first message, which says whether the function is there."""
-# Results wait for each other at most so long: fewer and larger messages, and a driver that sleeps meanwhile.
-_HOLD_S = 0.002
+# Results wait for each other for so long: fewer and larger messages, and a driver that sleeps meanwhile. Those that
+# wait when a process must be killed are computed again.
+_HOLD_S = 0.02
 HEARTBEAT_S = 0.5
 _PIECE = 1 << 16
 
