@@ -128,10 +128,13 @@ class FSDPEngine(TrainEngine):
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         self._reshard()
+        config: Any = self._module.config
         for name, parameter in self._module.named_parameters():
             # Cast before gathering: half the bytes on the wire for bfloat16.
             local = parameter.detach().to(dtype)
-            yield name, local.full_tensor() if isinstance(local, DTensor) else local
+            whole = local.full_tensor() if isinstance(local, DTensor) else local
+            for piece in checkpoint_pieces(config.model_type, [(name, (0,) * whole.dim(), whole)]):
+                yield piece.name, piece.tensor
 
     def pieces(self) -> list[Piece]:
         self._reshard()

@@ -17,10 +17,16 @@ from transformers import AutoConfig
 from podium.models.megatron import cpu_backend, parallel
 from podium.models.megatron.context import local_positions
 from podium.models.megatron.model import build_chunks
-from podium.models.megatron.name_map import pieces
+from podium.models.megatron.name_map import pieces, staged_pieces
 from podium.models.megatron.parallel import MegatronLayout
 from podium.models.megatron.weights import export, load
 from podium.protocol import Dispatch, Worker, register
+from podium.utils.memory_buffer import (
+    MegatronMemoryBufferForRollout,
+    build_memory_buffer,
+    build_memory_reference_from_module,
+    get_weight_buffer_meta_from_module,
+)
 from podium.utils.piece import Piece
 
 Part = tuple[int, list[int], torch.Tensor]
@@ -42,6 +48,31 @@ class ModelHost(Worker):
     def build_beside(self, path: str, layout: MegatronLayout) -> None:
         """A second model, as another role of the same process builds it."""
         build_chunks(AutoConfig.from_pretrained(path), layout)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def gather_stages(self) -> tuple[list[Piece], int]:
+        """What this rank holds once the flat memory of every stage has come, and how many messages that took."""
+        stage = torch.nn.ModuleList(self.chunks)
+        meta = get_weight_buffer_meta_from_module(stage)
+        own = build_memory_buffer(meta)
+        build_memory_reference_from_module(stage, own)
+        group = ps.get_pipeline_model_parallel_group()
+        metas: list[Any] = [None] * group.size()
+        torch.distributed.all_gather_object(metas, meta, group=group)
+        memory = MegatronMemoryBufferForRollout(
+            lambda weights: {f"{p.name}{p.starts}": p.tensor for p in staged_pieces(self.chunks[0], weights)}
+        )
+        memory.initialize_weight_buffer(metas, group.rank(), own)
+        memory.build_memory_reference()
+        handles = memory.allgather_params(group)
+        for handle in handles:
+            handle.wait()
+        found = staged_pieces(self.chunks[0], memory.weight_buffers)
+        for piece in found:
+            assert memory.named_parameters[f"{piece.name}{piece.starts}"].data_ptr() == piece.tensor.data_ptr()
+        result = [Piece(p.name, p.starts, p.stops, p.tensor.clone()) for p in found]
+        memory.release()
+        return result, len(handles)
 
     @register(Dispatch.ONE_TO_ALL)
     def outputs(self, rows: list[list[int]], packed: bool, micro: int) -> list[Part]:
