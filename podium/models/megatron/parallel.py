@@ -163,6 +163,7 @@ def initialize(layout: MegatronLayout) -> None:
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.expert_tp,
+        create_gloo_process_groups=False,
     )
     with preserve_torch_state():  # the random streams that Megatron keeps a rank; nothing here draws from them
         tensor_parallel.model_parallel_cuda_manual_seed(0)

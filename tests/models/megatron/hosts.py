@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state as ps
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
@@ -247,6 +249,30 @@ class ModelHost(Worker):
         return whole
 
     @register(Dispatch.ONE_TO_ALL)
+    def train_a_step(self) -> list[dict[str, Any]]:
+        """Where the parameters of each chunk lie before and after a step of megatron-core's distributed optimizer."""
+        options = DistributedDataParallelConfig(use_distributed_optimizer=True)
+        before = [_memory(chunk) for chunk in self.chunks]
+        old = [[p.clone() for p in chunk.parameters()] for chunk in self.chunks]
+        wrapped = [DistributedDataParallel(chunk.config, options, chunk) for chunk in self.chunks]
+        config = OptimizerConfig(lr=0.1, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=True)
+        optimizer = get_megatron_optimizer(config, wrapped, use_gloo_process_groups=False)
+        for chunk in wrapped:
+            for parameter in chunk.parameters():
+                parameter.main_grad.fill_(1.0)
+        optimizer.step()
+        return [
+            {
+                "before": before[i],
+                "after": _memory(chunk),
+                "changed": all((a != b).any() for a, b in zip(chunk.parameters(), old[i], strict=True)),
+                "pieces are of the buffer": {p.tensor.untyped_storage().data_ptr() for p in pieces([chunk])}
+                == {p.untyped_storage().data_ptr() for p in chunk.parameters()},
+            }
+            for i, chunk in enumerate(self.chunks)
+        ]
+
+    @register(Dispatch.ONE_TO_ALL)
     def measure_load(self, path: str, layout: MegatronLayout) -> dict[str, float]:
         """Bytes of this rank's parameters, and by how much its resident memory grew at most."""
 
@@ -259,6 +285,12 @@ class ModelHost(Worker):
         load(self.chunks, path)
         shard = sum(p.nbytes for chunk in self.chunks for p in chunk.parameters())
         return {"shard": shard, "growth": _resident("VmHWM") - before}
+
+
+def _memory(chunk: torch.nn.Module) -> dict[str, Any]:
+    buffers = {p.untyped_storage().data_ptr() for p in chunk.parameters()}
+    aligned = all(p.storage_offset() * p.element_size() % 16 == 0 for p in chunk.parameters())
+    return {"buffers": len(buffers), "aligned": aligned}
 
 
 def _resident(field: str) -> int:
