@@ -97,10 +97,16 @@ def find_resume(trainer: Any) -> Resume | None:
                 "directory, or remove them"
             )
         return None
-    return _newest_whole(run_dir)
+    return newest_whole(run_dir)
 
 
-def _newest_whole(run_dir: Path) -> Resume | None:
+def newest_whole(run_dir: Path) -> Resume | None:
+    """The newest checkpoint of a run that is as it was written; damaged ones are named on stderr. None: there is none.
+
+    Raises:
+        UserError: there are only damaged ones.
+    """
+    recover(run_dir)
     newest = marked(run_dir)
     # A later one than the marked was never finished, or belongs to a run that has been taken back.
     candidates = [step for step in reversed(steps(run_dir)) if newest is None or step <= newest]

@@ -92,11 +92,13 @@ class Preloaded:
         *,
         timeout_s: float = 120.0,
         signal_after: str | None = None,
+        signal_number: int = signal.SIGINT,
         env: dict[str, str] | None = None,
     ) -> Result:
         """Runs a module or a script.
 
-        With `signal_after`, interrupts it (Ctrl-C) once it has printed that text or started a program of that name.
+        With `signal_after`, interrupts it (Ctrl-C, or another signal to it alone) once it has printed that text or
+        started a program of that name.
         """
         marker = uuid.uuid4().hex
         out, err = self._folder / f"{marker}.out", self._folder / f"{marker}.err"
@@ -108,6 +110,7 @@ class Preloaded:
             "err": str(err),
             "timeout_s": timeout_s,
             "signal_after": signal_after,
+            "signal_number": signal_number,
             "env": {MARKER: marker, **(env or {})},
         }
         assert self._process.stdin is not None

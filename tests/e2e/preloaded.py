@@ -60,7 +60,10 @@ def _wait(pid: int, request: dict[str, Any]) -> int | None:
         if done:
             return os.waitstatus_to_exitcode(status)
         if trigger and (trigger in Path(request["out"]).read_text() or _is_running(trigger, request["env"][MARKER])):
-            os.killpg(pid, signal.SIGINT)  # as a terminal does
+            if request["signal_number"] == signal.SIGINT:
+                os.killpg(pid, signal.SIGINT)  # as a terminal does
+            else:
+                os.kill(pid, request["signal_number"])
             trigger = None
         time.sleep(0.02)
     os.kill(pid, signal.SIGKILL)
