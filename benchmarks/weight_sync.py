@@ -1,0 +1,300 @@
+"""Weight sync by each transport: GB/s, beside what this machine copies and what a bare gloo broadcast carries.
+
+    python benchmarks/weight_sync.py [--sizes 10M 135M 500M] [--transports colocated ipc cpu sharded broadcast]
+
+One process trains and, except for colocated, another generates: bfloat16 tensors with the shapes of real layers, in the
+rollout fused as vLLM fuses them. A figure is the best of ``--repeats`` rounds; a round times each thing once, one right
+after the other, so that what else the machine does hits all alike. Verification is not part of a time, except in the
+last column. At 135M also the way of one call and one handle a parameter, as in the first version of ChatLearn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from podium.protocol.backend import free_port
+from podium.utils.piece import Piece
+from podium.workers.rollout.base import Output, Request, RolloutEngine
+from podium.workers.weight_sync.connection import connect, describe
+from podium.workers.weight_sync.transport.base import SyncSettings, Transport
+
+# hidden, intermediate, layers, heads, key heads, head size, vocabulary; embeddings are tied.
+SHAPES = {
+    "10M": (256, 768, 8, 4, 2, 64, 12_288),
+    "135M": (576, 1536, 30, 9, 3, 64, 49_152),  # SmolLM2
+    "500M": (896, 4864, 24, 14, 2, 64, 151_936),  # Qwen2.5
+}
+TRANSPORTS = ("colocated", "ipc", "cpu", "sharded", "broadcast")
+DTYPE = torch.bfloat16
+TIMEOUT_S = 600.0
+
+
+def fused_shapes(size: str) -> list[list[tuple[str, int, int]]]:
+    """The rollout's parameters: each a list of the checkpoint's tensors that it stacks, (name, rows, columns)."""
+    hidden, wide, layers, heads, key_heads, head, vocabulary = SHAPES[size]
+    parameters = [[("model.embed_tokens.weight", vocabulary, hidden)], [("model.norm.weight", hidden, 1)]]
+    for layer in range(layers):
+        name = f"model.layers.{layer}."
+        attention, mlp = name + "self_attn.", name + "mlp."
+        parameters += [
+            [
+                (attention + "q_proj.weight", heads * head, hidden),
+                (attention + "k_proj.weight", key_heads * head, hidden),
+                (attention + "v_proj.weight", key_heads * head, hidden),
+            ],
+            [(attention + "o_proj.weight", hidden, heads * head)],
+            [(mlp + "gate_proj.weight", wide, hidden), (mlp + "up_proj.weight", wide, hidden)],
+            [(mlp + "down_proj.weight", hidden, wide)],
+            [(name + "input_layernorm.weight", hidden, 1)],
+            [(name + "post_attention_layernorm.weight", hidden, 1)],
+        ]
+    return parameters
+
+
+def trainer_pieces(size: str) -> list[Piece]:
+    """Tensors of the checkpoint, each with memory of its own."""
+    whole = [part for stacked in fused_shapes(size) for part in stacked]
+    return [piece(name, torch.randn(rows, columns).to(DTYPE)) for name, rows, columns in whole]
+
+
+def rollout_pieces(size: str) -> list[Piece]:
+    """The same tensors as rows of fused parameters."""
+    pieces = []
+    for stacked in fused_shapes(size):
+        parameter = torch.zeros(sum(rows for _, rows, _ in stacked), stacked[0][2], dtype=DTYPE)
+        parts = parameter.split([rows for _, rows, _ in stacked])
+        pieces += [piece(name, part) for (name, _, _), part in zip(stacked, parts, strict=True)]
+    return pieces
+
+
+def piece(name: str, tensor: torch.Tensor) -> Piece:
+    return Piece(name, (0, 0), tuple(tensor.shape), tensor)
+
+
+class BareEngine(RolloutEngine):
+    """Weights that can be synced, and nothing to generate with."""
+
+    num_unfinished = 0
+
+    def __init__(self, size: str):
+        super().__init__()
+        self._pieces = rollout_pieces(size)
+
+    def pieces(self) -> list[Piece]:
+        return self._pieces
+
+    def _enqueue(self, request: Request) -> None:
+        raise AssertionError
+
+    def step(self) -> list[Output]:
+        return []
+
+    def abort(self, request_ids: Iterable[str]) -> list[Output]:
+        return []
+
+    def drop_caches(self) -> None:
+        """There are none."""
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+
+class Side:
+    """What one process does when it is told: everything it returns is seconds."""
+
+    def __init__(self, size: str, trains: bool, generates: bool):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self._pieces = trainer_pieces(size) if trains else []
+        self._engine = BareEngine(size) if generates else None
+        self._transport: Transport | None = None
+        self._version = 0
+        held = self._pieces or (self._engine.pieces() if self._engine else [])
+        nbytes = sum(piece.tensor.nbytes for piece in held)
+        self._flat = torch.ones(nbytes, dtype=torch.uint8)
+        self._other = torch.zeros(nbytes, dtype=torch.uint8)
+
+    def endpoint(self, label: str) -> Any:
+        return describe(label, (lambda: self._pieces) if self._pieces else None, self._engine)
+
+    def connect(self, transport: str, endpoints: list[Any], rank: int, verify: str) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        source = (lambda: self._pieces) if self._pieces else None
+        settings = SyncSettings(verify, timeout_s=TIMEOUT_S)
+        self._transport = connect(transport, endpoints, rank, settings, source, self._engine)
+
+    def sync(self) -> float:
+        assert self._transport is not None
+        report = self._transport.sync(self._version)
+        self._version += 1
+        return report.seconds + report.verify_seconds
+
+    def copy(self) -> float:
+        """One copy of all bytes, from one buffer to another."""
+        began = time.perf_counter()
+        self._other.copy_(self._flat)
+        return time.perf_counter() - began
+
+    def join(self, rank: int, port: int) -> None:
+        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=TIMEOUT_S))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+    def broadcast(self) -> float:
+        """All bytes as one tensor, from rank 0."""
+        dist.barrier()
+        began = time.perf_counter()
+        dist.broadcast(self._flat, 0)
+        dist.barrier()
+        return time.perf_counter() - began
+
+    def offer(self, index: int) -> str:
+        """One parameter in shared memory of its own; returns the handle."""
+        tensor = self._pieces[index].tensor
+        self._shared = SharedMemory(create=True, size=tensor.nbytes)
+        torch.frombuffer(self._shared.buf, dtype=DTYPE, count=tensor.numel()).view_as(tensor).copy_(tensor)
+        return self._shared.name
+
+    def take(self, index: int, handle: str) -> None:
+        assert self._engine is not None
+        shared, tensor = SharedMemory(handle), self._engine.pieces()[index].tensor
+        tensor.copy_(torch.frombuffer(shared.buf, dtype=DTYPE, count=tensor.numel()).view_as(tensor))
+        shared.unlink()
+
+
+class Process:
+    """A `Side` in a process of its own; a call is one message there and one back."""
+
+    def __init__(self, *args: Any):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, args), daemon=True)
+        self._process.start()
+
+    def start(self, method: str, *args: Any) -> None:
+        self._pipe.send((method, args))
+
+    def result(self) -> Any:
+        return self._pipe.recv()
+
+    def __call__(self, method: str, *args: Any) -> Any:
+        self.start(method, *args)
+        return self.result()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Any, args: tuple[Any, ...]) -> None:
+    os.environ |= {"PODIUM_DEVICE": "cpu", "MASTER_ADDR": "127.0.0.1"}
+    side = Side(*args)
+    while True:
+        method, arguments = pipe.recv()
+        pipe.send(getattr(side, method)(*arguments))
+
+
+def together(processes: list[Process], method: str, *args: Any) -> float:
+    """Calls all at once; the longest answer."""
+    for process in processes:
+        process.start(method, *args)
+    return max(process.result() for process in processes)
+
+
+def connected(processes: list[Process], transport: str, verify: str) -> None:
+    labels = ["actor rank 0", "rollout rank 0"]
+    endpoints = [process("endpoint", label) for process, label in zip(processes, labels, strict=False)]
+    for rank, process in enumerate(processes):
+        process.start("connect", transport, endpoints, rank, verify)
+    for process in processes:
+        process.result()
+
+
+def measure(size: str, transports: list[str], repeats: int) -> None:
+    """Prints the rows of one size."""
+    nbytes = sum(rows * columns for stacked in fused_shapes(size) for _, rows, columns in stacked) * DTYPE.itemsize
+    for transport in transports:
+        if transport == "colocated":
+            processes = [Process(size, True, True)]
+        else:
+            processes = [Process(size, True, False), Process(size, False, True)]
+        things: dict[str, Callable[[], float]] = {"copy": lambda p=processes: p[-1]("copy")}
+        if transport == "broadcast":
+            port = free_port()
+            for rank, process in enumerate(processes):
+                process.start("join", rank, port)
+            for process in processes:
+                process.result()
+            things["gloo"] = lambda p=processes: together(p, "broadcast")
+        things["sync"] = lambda p=processes: together(p, "sync")
+        connected(processes, transport, "off")
+        best = best_of(things, repeats)
+        connected(processes, transport, "full")
+        verified = best_of({"sync": things["sync"]}, repeats)["sync"]
+        row = [size, transport, f"{best['sync'] * 1e3:.1f}", f"{nbytes / best['sync'] / 1e9:.2f}"]
+        row += [f"{nbytes / best['copy'] / 1e9:.2f}", f"{best['copy'] / best['sync']:.2f}"]
+        row += [f"{best['gloo'] / best['sync']:.2f}" if "gloo" in best else "", "1", f"{verified * 1e3:.1f}"]
+        print("| " + " | ".join(row) + " |", flush=True)
+        for process in processes:
+            process.end()
+
+
+def best_of(things: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Least seconds of each, after one round that warms up."""
+    rounds = [{name: thing() for name, thing in things.items()} for _ in range(repeats + 1)][1:]
+    return {name: min(each[name] for each in rounds) for name in things}
+
+
+def measure_per_parameter(size: str, repeats: int) -> None:
+    """Prints what one call and one handle a parameter takes, beside ipc."""
+    processes = [Process(size, True, False), Process(size, False, True)]
+    source, destination = processes
+    count = sum(len(stacked) for stacked in fused_shapes(size))
+    connected(processes, "ipc", "off")
+
+    def one_by_one() -> float:
+        began = time.perf_counter()
+        for index in range(count):
+            destination("take", index, source("offer", index))
+        return time.perf_counter() - began
+
+    def at_once() -> float:
+        began = time.perf_counter()
+        together(processes, "sync")
+        return time.perf_counter() - began
+
+    best = best_of({"ipc": at_once, "one": one_by_one}, repeats)
+    print(
+        f"\n{size}: {2 * count} calls and {count} handles, {best['one'] * 1e3:.1f} ms; ipc, 2 calls, "
+        f"{best['ipc'] * 1e3:.1f} ms: {best['one'] / best['ipc']:.1f}x"
+    )
+    for process in processes:
+        process.end()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=TRANSPORTS)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    print("| Parameters | Transport | ms | GB/s | copy GB/s | of copy | of gloo | messages | verified ms |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for size in options.sizes:
+        measure(size, options.transports, options.repeats)
+    if "ipc" in options.transports and "135M" in options.sizes:
+        measure_per_parameter("135M", options.repeats)
+
+
+if __name__ == "__main__":
+    main()
