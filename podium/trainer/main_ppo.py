@@ -2,7 +2,6 @@
 
 import dataclasses
 from contextlib import closing, nullcontext
-from typing import Any
 
 from podium.trainer.cli import run_main
 from podium.trainer.config import PPOConfig, check_config, parse_command_line
@@ -27,6 +26,7 @@ def train(config: PPOConfig) -> dict[str, float]:
     from podium.trainer.chat import load_chat_tokenizer
     from podium.trainer.launch import resolve_device
     from podium.trainer.plugins import load_plugins
+    from podium.trainer.ppo.data import prompt_dataset, train_order
     from podium.trainer.ppo.plan import make_plan
     from podium.trainer.ppo.preflight import check_rewards, check_rollout_correction, check_transport
     from podium.trainer.ppo.roles import build_roles, check_models, check_reward_tokenizer
@@ -51,11 +51,12 @@ def train(config: PPOConfig) -> dict[str, float]:
     )
     if config.reward_model.enable:
         check_reward_tokenizer(config.reward_model.model, tokenizer)
-    train_set = _dataset(config, tokenizer, "train_files")
-    val_set = _dataset(config, tokenizer, "val_files") if config.data.val_files else None
+    train_set = prompt_dataset(config.data, tokenizer, "train_files")
+    val_set = prompt_dataset(config.data, tokenizer, "val_files") if config.data.val_files else None
     if val_set is None and (config.trainer.val_before_train or config.trainer.val_only or config.trainer.test_freq > 0):
         raise UserError("data.val_files is not set: give it, or set trainer.val_before_train=false and no test_freq")
     plan = make_plan(config, len(train_set))
+    train_order(config.data, train_set)  # a bad one is told now
     roles = build_roles(config, plan, tokenizer)
     function, reward = config.custom_reward_function, None
     if has_function(config.reward_model, function) or not config.reward_model.enable:
@@ -76,23 +77,6 @@ def train(config: PPOConfig) -> dict[str, float]:
         validation = run.train(resume)
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)
     return validation
-
-
-def _dataset(config: PPOConfig, tokenizer: Any, which: str) -> Any:
-    from podium.trainer.chat import chat_options
-    from podium.utils.dataset import PromptDataset
-
-    data = config.data
-    return PromptDataset(
-        getattr(data, which),
-        tokenizer,
-        prompt_key=data.prompt_key,
-        max_prompt_length=data.max_prompt_length,
-        truncation=data.truncation,
-        filter_overlong_prompts=data.filter_overlong_prompts,
-        chat=chat_options(data),
-        key=f"data.{which}",
-    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Rows of parquet and JSON-lines files, with a name for every row that an error can point to."""
+"""Rows of parquet, JSON-lines and Arrow files, with a name for every row that an error can point to."""
 
+import glob
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,15 @@ from podium.utils.errors import UserError
 
 
 class RowReader:
-    """The rows of one or many parquet or JSON-lines files, in order, each as a dict, read on demand.
+    """The rows of one or many files, in order, each as a dict, read on demand.
 
+    `files` names parquet or JSON-lines files, patterns of such (``train-*.parquet``), folders of them, or folders that
+    ``datasets.Dataset.save_to_disk`` wrote; what a pattern or a folder stands for is read in the order of its names.
     A column that only some files have is None in the others' rows.
+
+    Attributes:
+        files: every file read.
+        entries: for each of them, which of the given names it comes from.
 
     Raises:
         UserError: no file, a file that is missing, unreadable, of another kind, or all of them empty. `key` is the
@@ -24,9 +31,11 @@ class RowReader:
     """
 
     def __init__(self, files: str | Sequence[str], *, key: str):
-        self.files = [files] if isinstance(files, str) else list(files or [])
-        if not self.files or not all(isinstance(file, str) and file for file in self.files):
+        names = [files] if isinstance(files, str) else list(files or [])
+        if not names or not all(isinstance(file, str) and file for file in names):
             raise UserError(f"{key} is not set: give a parquet or JSON-lines file, or a list of them")
+        found = [(file, entry) for entry, name in enumerate(names) for file in _expand(name, key)]
+        self.files, self.entries = [file for file, _ in found], [entry for _, entry in found]
         self._parts = [_read_file(file, key) for file in self.files]
         self._starts = np.cumsum([0] + [len(part) for part in self._parts])
         self.columns = list(dict.fromkeys(name for part in self._parts for name in part.columns))
@@ -44,6 +53,10 @@ class RowReader:
         """The values of one column, row by row; None in files without it."""
         for part in self._parts:
             yield from part.column(name) if name in part.columns else itertools.repeat(None, len(part))
+
+    def entry(self, row: int) -> int:
+        """Which of the names that were given the row comes from."""
+        return self.entries[self._locate(row)[0]]
 
     def where(self, row: int) -> str:
         """What errors call a row: ``train.parquet row 3`` (counted from 0), ``train.jsonl line 4`` (from 1)."""
@@ -63,9 +76,15 @@ class RowReader:
         return part, row - int(self._starts[part])
 
 
-class _ParquetRows:
+class _TableRows:
+    """Of a parquet file, or of an Arrow file as ``save_to_disk`` writes it."""
+
     def __init__(self, file: Path):
-        self._table = pq.read_table(file, partitioning=None)
+        if file.suffix == ".arrow":
+            with pa.memory_map(str(file)) as stored:
+                self._table = pa.ipc.open_stream(stored).read_all()
+        else:
+            self._table = pq.read_table(file, partitioning=None)
         self.columns = self._table.column_names
 
     def __len__(self) -> int:
@@ -116,17 +135,44 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-_READERS: dict[str, Callable[[Path], _ParquetRows | _JsonLinesRows]] = {
-    ".parquet": _ParquetRows,
+_READERS: dict[str, Callable[[Path], _TableRows | _JsonLinesRows]] = {
+    ".parquet": _TableRows,
+    ".arrow": _TableRows,
     ".jsonl": _JsonLinesRows,
     ".json": _JsonLinesRows,
 }
 
 
-def _read_file(name: str, key: str) -> _ParquetRows | _JsonLinesRows:
+def _expand(name: str, key: str) -> list[str]:
+    """The files that a name stands for."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _files_of(path, name, key)
+    if path.exists() or not glob.has_magic(name):
+        return [name]
+    matches = sorted(glob.glob(str(path), recursive=True))
+    if not matches:
+        raise UserError(f"{key}={name}: no file matches")
+    return [file for match in matches for file in (_expand(match, key) if Path(match).is_dir() else [match])]
+
+
+def _files_of(folder: Path, name: str, key: str) -> list[str]:
+    if (folder / "dataset_dict.json").exists():
+        splits = sorted(child.name for child in folder.iterdir() if child.is_dir())
+        raise UserError(
+            f"{key}={name} has several splits ({', '.join(splits)}): give one of them, such as {name}/train"
+        )
+    if (folder / "state.json").exists():
+        stored = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
+        return [str(folder / file["filename"]) for file in stored]
+    files = sorted(str(file) for file in folder.iterdir() if file.suffix.lower() in (".parquet", ".jsonl"))
+    if not files:
+        raise UserError(f"{key}={name} is a directory without parquet or JSON-lines files (.parquet, .jsonl)")
+    return files
+
+
+def _read_file(name: str, key: str) -> _TableRows | _JsonLinesRows:
     file = Path(name).expanduser()
-    if file.is_dir():
-        raise UserError(f"{key}={name} is a directory; give the parquet or JSON-lines files in it")
     if not file.exists():
         raise UserError(f"{key}={name}: there is no such file")
     reader = _READERS.get(file.suffix.lower())

@@ -1,6 +1,6 @@
 """Prompts for PPO: from files to batches, and the order in which they come."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from podium.utils.data_files import RowReader
+from podium.utils.dataset_order import Sampler
+from podium.utils.dataset_parallel import encode_prompts
 from podium.utils.dataset_text import (
     ChatOptions,
     PromptEncoder,
@@ -23,6 +25,8 @@ from podium.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# What a file may call otherwise.
+_COLUMNS = ("data_source", "reward_model", "extra_info", "ground_truth")
 # Columns of the batch that a data file's column of the same name would overwrite.
 _RESERVED = ("prompts", "prompt_mask", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
 
@@ -47,8 +51,9 @@ class PromptDataset:
 
     Columns: `prompt_key` (a string, tokenized as it stands, or a chat list of ``{role, content}``, through the
     tokenizer's template with a generation prompt), ``data_source``, ``reward_model`` (``{style, ground_truth}``),
-    ``extra_info``; any other is carried along. All prompts are tokenized here, so that bad rows are told before
-    anything starts; `report` counts what was kept, dropped and truncated.
+    ``extra_info``; any other is carried along. `column_names` says what a file calls one of these three, or
+    ``ground_truth``, where it has that in a column of its own. All prompts are tokenized here, so that bad rows are
+    told before anything starts; `report` counts what was kept, dropped and truncated.
 
     ``dataset[i]`` is a dict: ``prompt_ids`` (list of ints, 1 to `max_prompt_length`), ``raw_prompt`` (as in the file),
     ``index`` (row number over all files, dropped rows counted), ``data_source`` ("unknown" when absent),
@@ -68,13 +73,16 @@ class PromptDataset:
         max_prompt_length: int,
         truncation: str = "error",
         filter_overlong_prompts: bool = False,
+        workers: int = 1,
         chat: ChatOptions | None = None,
+        column_names: Mapping[str, str] | None = None,
         key: str = "data.train_files",
     ):
         check_truncation(truncation)
         self._rows = RowReader(files, key=key)
         self._rows.require(prompt_key, "data.prompt_key")
         self._prompt_key = prompt_key
+        self._names = self._checked_names(column_names or {})
         taken = [name for name in self._rows.columns if name in _RESERVED and name != prompt_key]
         if taken:
             raise UserError(f"{key}: column '{taken[0]}' has the name of a batch column; rename it in the file")
@@ -82,7 +90,8 @@ class PromptDataset:
         self._index: list[int] = []
         dropped = truncated = 0
         try:
-            for row, ids in enumerate(PromptEncoder(tokenizer, prompt_key, chat)(self._rows.column(prompt_key))):
+            encoder = PromptEncoder(tokenizer, prompt_key, chat)
+            for row, ids in enumerate(encode_prompts(encoder, self._rows.column(prompt_key), workers)):
                 if len(ids) > max_prompt_length:
                     if filter_overlong_prompts:
                         dropped += 1
@@ -93,9 +102,9 @@ class PromptDataset:
                             f"the prompt has {len(ids)} tokens, data.max_prompt_length is {max_prompt_length}; raise "
                             "it, or set data.truncation or data.filter_overlong_prompts",
                         )
-                    ids = truncate_ids(ids, max_prompt_length, truncation)
+                    ids = np.asarray(truncate_ids(ids.tolist(), max_prompt_length, truncation), dtype=np.int32)
                     truncated += 1
-                self._ids.append(np.asarray(ids, dtype=np.int32))
+                self._ids.append(ids)
                 self._index.append(row)
         except RowError as error:
             raise UserError(f"{self._rows.where(error.row)}: {error.reason}") from error
@@ -106,8 +115,20 @@ class PromptDataset:
             )
         self.report = DataReport(kept=len(self._ids), dropped=dropped, truncated=truncated)
 
+    def _checked_names(self, names: Mapping[str, str]) -> dict[str, str]:
+        for name, column in names.items():
+            if name not in _COLUMNS:
+                raise UserError(f"data.column_names has '{name}'; expected one of {', '.join(_COLUMNS)}")
+            self._rows.require(column, f"data.column_names.{name}")
+        return dict(names)
+
     def __len__(self) -> int:
         return len(self._ids)
+
+    def by_entry(self) -> list[np.ndarray]:
+        """Items that come from each of the `files` given, a pattern or a folder being one."""
+        entries = np.array([self._rows.entry(row) for row in self._index])
+        return [np.flatnonzero(entries == entry) for entry in range(max(self._rows.entries) + 1)]
 
     @property
     def files(self) -> list[str]:
@@ -129,7 +150,7 @@ class PromptDataset:
 
     def first_of_each_source(self) -> dict[str, int]:
         """The first item of each ``data_source``."""
-        sources = list(self._rows.column("data_source"))
+        sources = list(self._rows.column(self._names.get("data_source", "data_source")))
         first: dict[str, int] = {}
         for item, row in enumerate(self._index):
             first.setdefault(sources[row] or "unknown", item)
@@ -143,6 +164,11 @@ class PromptDataset:
         index = self._index[item]
         row = self._rows[index]
         raw_prompt = row.pop(self._prompt_key)
+        for name, column in self._names.items():
+            if name == "ground_truth":
+                row["reward_model"] = {**(row.get("reward_model") or {}), "ground_truth": row[column]}
+            else:
+                row[name] = row[column]
         return {
             **row,
             "data_source": row.get("data_source") or "unknown",
@@ -168,8 +194,8 @@ def collate_prompts(
     return {"prompts": prompts, "prompt_mask": mask}, objects
 
 
-class EpochLoader:
-    """Which rows come next, for ever: an iterator of ``(epoch, row indices)``, epoch counting from 0.
+class EpochLoader(Sampler):
+    """Every row once an epoch.
 
     The order of epoch e depends on (`seed`, e) alone, so a position is two numbers and resuming needs no replay.
     ``len(loader)`` is the number of batches in one epoch.
@@ -187,9 +213,6 @@ class EpochLoader:
 
     def __len__(self) -> int:
         return self._len // self._batch if self._drop_last else -(-self._len // self._batch)
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        return self
 
     def __next__(self) -> tuple[int, np.ndarray]:
         if self._position >= len(self):

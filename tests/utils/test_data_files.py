@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -69,4 +70,30 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     assert "cannot be read" in message("z.jsonl", b'{"a": "\xff"}\n')
     assert "no rows" in message("empty.jsonl", b"")
     (tmp_path / "folder").mkdir()
-    assert "is a directory" in message("folder")
+    assert "is a directory without parquet or JSON-lines files" in message("folder")
+    assert "no file matches" in message("part-*.parquet")
+
+
+def test_patterns_and_folders_are_read_in_order_of_their_names(tmp_path):
+    for name, row in (("b-1", 1), ("b-0", 0), ("a", 2)):
+        parquet(tmp_path / f"{name}.parquet", [ROWS[row]])
+    (tmp_path / "notes.txt").write_text("not data")
+    reader = RowReader([str(tmp_path / "b-*.parquet"), str(tmp_path)], key="data.train_files")
+    assert [reader[i]["prompt"] for i in range(5)] == ["a", "b", "c", "a", "b"]
+    assert [Path(file).name for file in reader.files] == [f"{n}.parquet" for n in ("b-0", "b-1", "a", "b-0", "b-1")]
+    assert [reader.entry(i) for i in range(5)] == [0, 0, 1, 1, 1]
+    assert reader.where(2) == f"{tmp_path / 'a.parquet'} row 0"
+
+
+def test_what_save_to_disk_writes(tmp_path):
+    import datasets
+
+    saved = datasets.Dataset.from_list(ROWS * 2)
+    saved.filter(lambda row: row["n"] > 1).save_to_disk(tmp_path / "one", num_shards=2)
+    reader = RowReader(str(tmp_path / "one"), key="data.train_files")
+    assert [reader[i] for i in range(len(reader))] == [row for row in ROWS * 2 if row["n"] > 1]
+    assert len(reader.files) == 2 and reader.where(2).endswith("arrow row 0")
+    datasets.DatasetDict({"train": saved, "test": saved}).save_to_disk(tmp_path / "many")
+    with pytest.raises(UserError, match=r"has several splits \(test, train\): give one of them, such as .*/train"):
+        RowReader(str(tmp_path / "many"), key="data.train_files")
+    assert len(RowReader(str(tmp_path / "many" / "test"), key="data.train_files")) == 6

@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ from podium.utils.dataset import (
     PromptDataset,
     collate_prompts,
 )
-from podium.utils.dataset_text import ChatOptions
+from podium.utils.dataset_text import ROWS_AT_ONCE, ChatOptions
 from podium.utils.errors import UserError
 from tests.utils.small_tokenizers import CHAT_TEMPLATE, char_tokenizer, text_of
 
@@ -138,6 +140,52 @@ def test_collated_prompts_are_left_padded(sequences):
         assert (tensors["prompts"][row][~mask] == 0).all()
     assert all(column.dtype == object and column.shape == (len(sequences),) for column in objects.values())
     assert objects["prompt_ids"].tolist() == sequences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [None, 7])
+def test_several_processes_give_what_one_gives(tmp_path, monkeypatch, bad):
+    """More rows than one block; the error names the same row."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    rows = [{"prompt": [{"role": "user", "content": "1" * (i % 9)}]} for i in range(ROWS_AT_ONCE + 9)]
+    if bad is not None:
+        rows[ROWS_AT_ONCE + bad]["prompt"] = None
+    file = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+    def read(workers):
+        try:
+            return PromptDataset(
+                file, CHAT_TOKENIZER, max_prompt_length=25, filter_overlong_prompts=True, workers=workers
+            )
+        except UserError as error:
+            return str(error)
+
+    one, two = read(1), read(2)
+    if bad is not None:
+        assert one == two and one.endswith("expected a string or a non-empty list of messages {role, content}")
+        return
+    assert one.report == two.report and one.report.dropped > 0
+    assert all(one[i] == two[i] for i in range(0, len(one), 97)) and len(one) == len(two)
+
+
+def test_columns_by_other_names(write):
+    rows = [{"prompt": "1", "source": "gsm8k", "answer": "2", "info": {"level": 3}}]
+    names = {"data_source": "source", "ground_truth": "answer", "extra_info": "info"}
+    row = PromptDataset(write(rows), TOKENIZER, max_prompt_length=9, column_names=names)[0]
+    assert row["data_source"] == "gsm8k" and row["reward_model"] == {"ground_truth": "2"}
+    assert row["extra_info"] == {"level": 3}
+    with pytest.raises(UserError, match=r"no column 'solution' \(data.column_names.ground_truth\)"):
+        PromptDataset(write(rows), TOKENIZER, max_prompt_length=9, column_names={"ground_truth": "solution"})
+    with pytest.raises(UserError, match=r"data.column_names has 'truth'; expected one of data_source"):
+        PromptDataset(write(rows), TOKENIZER, max_prompt_length=9, column_names={"truth": "answer"})
+
+
+def test_items_by_the_entry_they_come_from(write):
+    long = {"prompt": "1" * 20}
+    files = [write([{"prompt": "1"}, long, {"prompt": "2"}], "a"), write([long, {"prompt": "3"}], "b")]
+    dataset = PromptDataset(files, TOKENIZER, max_prompt_length=9, filter_overlong_prompts=True)
+    assert [items.tolist() for items in dataset.by_entry()] == [[0, 1], [2]]
 
 
 # ---------------------------------------------------------------- order

@@ -4,7 +4,7 @@ from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engin
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.placement import check_tensor_parallel, check_transport, placement_rules, rollout_ranks
-from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.ppo import DataConfig, PPOConfig
 from podium.trainer.config.reward import ScoringConfig
 from podium.trainer.config.rm import RMConfig
 from podium.trainer.config.rollout import RolloutConfig
@@ -37,12 +37,6 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     _check_frequency(config)
     check_methods(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
-    save_freq, sync_freq = config.trainer.save_freq, config.actor_rollout_ref.rollout.weight_sync.frequency
-    if save_freq > 0 and save_freq % sync_freq:
-        raise UserError(
-            f"trainer.save_freq={save_freq} is no multiple of actor_rollout_ref.rollout.weight_sync.frequency="
-            f"{sync_freq}: a run that goes on from a checkpoint begins with a sync"
-        )
     check_scoring(config.reward_model, config.custom_reward_function)
     if config.reward_model.reward_manager == "dapo" and not config.reward_model.overlong_buffer.enable:
         raise UserError("reward_model.reward_manager=dapo is the penalty for length: set overlong_buffer.enable=true")
@@ -166,9 +160,7 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
         rules += [(f"actor_rollout_ref.actor.{leaf}", why) for leaf in ("kl_loss_coef", "kl_loss_type")]
     rules += _engine_rules(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
     rules += scoring_rules(config.reward_model, config.custom_reward_function)
-    rules += _reward_model_rules(config)
-    if not config.data.shuffle:
-        rules.append(("data.seed", "with data.shuffle=false"))
+    rules += _reward_model_rules(config) + _data_rules(config.data)
     rules += _ignored_by_checkpoints(config.trainer)
     rules += _ignored_by_optimizer(actor.optim, "actor_rollout_ref.actor.optim")
     rules += _ignored_by_optimizer(config.critic.optim, "critic.optim")
@@ -184,6 +176,19 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     if not config.data.val_files:
         unread = ("data.val_batch_size", "trainer.log_val_generations", "actor_rollout_ref.rollout.val_kwargs")
         rules += [(key, "without data.val_files") for key in unread]
+    return rules
+
+
+def _data_rules(data: DataConfig) -> list[tuple[str, str]]:
+    rules = [
+        (f"data.{plugin}.name", f"without data.{plugin}.path")
+        for plugin in ("custom_cls", "sampler")
+        if getattr(data, plugin).path is None
+    ]
+    if data.sampler.path is not None:
+        rules += [(f"data.{leaf}", "with a data.sampler") for leaf in ("train_weights", "shuffle")]
+    elif not data.shuffle:
+        rules.append(("data.seed", "with data.shuffle=false"))
     return rules
 
 

@@ -11,13 +11,29 @@ from podium.trainer.config.training import ActorConfig, CriticConfig, RefConfig
 
 
 @dataclass
+class CustomClassConfig:
+    path: str | None = None
+    """Python file with the class; null takes Podium's own."""
+    name: str | None = None
+    """Name of the class in it. Required with path."""
+
+
+@dataclass
 class DataConfig(ChatConfig):
     train_files: Any = ""
-    """Parquet or JSON-lines file, or a list of them. Required."""
+    """Parquet or JSON-lines file, pattern, folder (of files, or from save_to_disk), or a list of these. Required."""
+    train_weights: list[float] | None = None
+    """Share of each entry of train_files in a batch; null takes every row once an epoch."""
     val_files: Any = ""
     """As train_files, for validation. Required unless validation is off."""
     prompt_key: str = "prompt"
     """Column with the prompt: a string or a chat list."""
+    column_names: dict[str, str] = field(default_factory=dict)
+    """What the files call data_source, reward_model, extra_info, or a ground_truth of its own."""
+    custom_cls: CustomClassConfig = field(default_factory=CustomClassConfig)
+    """A PromptDataset of one's own (docs/data.md)."""
+    sampler: CustomClassConfig = field(default_factory=CustomClassConfig)
+    """A Sampler of one's own, such as a curriculum (docs/data.md)."""
     max_prompt_length: int = 512
     """Tokens; longer prompts are handled by truncation or filter_overlong_prompts."""
     max_response_length: int = 512
@@ -30,6 +46,8 @@ class DataConfig(ChatConfig):
     """What to do with an overlong prompt: error | left | right | middle."""
     filter_overlong_prompts: bool = False
     """Drop overlong prompts instead (counts are printed)."""
+    filter_overlong_prompts_workers: int = 1
+    """Processes that render and tokenize the prompts, filtered or not."""
     shuffle: bool = True
     """New order each epoch, from seed."""
     seed: int = 1
@@ -60,8 +78,6 @@ class TrainerConfig(CheckpointConfig, TrackingConfig):
     """auto | cpu | cuda."""
     backend: str = "ray"
     """Who runs the workers: ray | local (this process for one rank, spawned processes for several)."""
-    max_restarts: int = 0
-    """Times that the workers are started anew, from the last checkpoint, after one of them died or did not answer."""
     critic_warmup: int = 0
     """Iterations at the start that train only the critic."""
     val_before_train: bool = True

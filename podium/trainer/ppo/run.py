@@ -1,17 +1,15 @@
 """One PPO run from what has been checked: its processes, its files and its loop."""
 
-import itertools
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.protocol import ClassWithInitArgs, WorkerDied, WorkerGroup, WorkerTimeout
-from podium.trainer.blame import STACKS, blame
+from podium.protocol import ClassWithInitArgs, WorkerGroup
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.launch import worker_groups
+from podium.trainer.ppo.data import train_order
 from podium.trainer.ppo.dynamic_sampling import DynamicSampling
 from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.plan import Plan
@@ -20,8 +18,8 @@ from podium.trainer.ppo.source import RolloutSource, SyncSource
 from podium.trainer.ppo.trainer import PPOTrainer
 from podium.trainer.ppo.validation import Validator
 from podium.trainer.preemption import Preemption
-from podium.trainer.resume import Resume, metrics_from, newest_whole
-from podium.utils.dataset import EpochLoader, PromptDataset
+from podium.trainer.resume import Resume, metrics_from
+from podium.utils.dataset import PromptDataset
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
 from podium.workers.reward.manager import RewardManager
@@ -48,32 +46,12 @@ class PPORun:
     tokenizer: Any
 
     def train(self, resume: Resume | None) -> dict[str, float]:
-        """Starts the processes and trains to the last step. Returns the last validation's metrics.
-
-        Raises:
-            WorkerDied, WorkerTimeout: once more than ``max_restarts`` allows.
-        """
-        for restart in itertools.count(1):
-            try:
-                return self._attempt(resume)
-            except (WorkerDied, WorkerTimeout) as error:
-                if restart > self.config.trainer.max_restarts:
-                    raise
-                resume = newest_whole(Path(self.config.trainer.default_local_dir).expanduser()) or resume
-                print(
-                    f"{error}\nrestart {restart} of {self.config.trainer.max_restarts}: "
-                    + (f"after step {resume.step}, from {resume.folder}" if resume else "from the start"),
-                    file=sys.stderr,
-                    flush=True,
-                )
-        raise AssertionError("unreachable")
-
-    def _attempt(self, resume: Resume | None) -> dict[str, float]:
+        """Starts the processes and trains to the last step. Returns the last validation's metrics."""
         trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
         rollout = self.config.actor_rollout_ref.rollout
-        with worker_groups(trainer, self.device, self.roles, "ppo", rollout, run_dir / STACKS) as groups, preemption():
+        with worker_groups(trainer, self.device, self.roles, "ppo", rollout) as groups, preemption():
             for group in groups.values():
                 group.init_model()
             trained = {name: group for name, group in groups.items() if name in ("actor", "critic")}
@@ -90,13 +68,9 @@ class PPORun:
                 Checkpoints(run_dir, trainer, trained, self.plain) as checkpoints,
             ):
                 loop = self._loop(groups, tracking, checkpoints, preemption)
-                try:
-                    if resume is not None:
-                        loop.restore(resume)
-                    return loop.fit()
-                except WorkerTimeout as error:  # here, where the ranks that are late can still be asked
-                    error.add_note(f"what each rank is doing: {blame(run_dir, error)}")
-                    raise
+                if resume is not None:
+                    loop.restore(resume)
+                return loop.fit()
 
     def _loop(
         self, groups: dict[str, WorkerGroup], tracking: Tracking, checkpoints: Checkpoints, preemption: Preemption
@@ -125,7 +99,7 @@ class PPORun:
         sampling = config.actor_rollout_ref.rollout
         source: RolloutSource = SyncSource(
             self.train_set,
-            EpochLoader(len(self.train_set), data.train_batch_size, data.seed, data.shuffle),
+            train_order(data, self.train_set),
             rollout,
             Scoring(self.reward, scores.overlong_buffer, data.max_response_length, model, scores.function_weight),
             timer,

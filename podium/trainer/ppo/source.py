@@ -11,7 +11,8 @@ import torch
 
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.ppo.scoring import Scoring, leave_out, scored_rows
-from podium.utils.dataset import EpochLoader, PromptDataset, collate_prompts
+from podium.utils.dataset import PromptDataset, collate_prompts
+from podium.utils.dataset_order import Sampler
 from podium.utils.timing import PhaseTimer
 
 
@@ -48,7 +49,7 @@ class SyncSource:
     def __init__(
         self,
         dataset: PromptDataset,
-        loader: EpochLoader,
+        loader: Sampler,
         rollout: WorkerGroup,
         scoring: Scoring,
         timer: PhaseTimer,
@@ -85,6 +86,7 @@ class SyncSource:
             batch = leave_out(batch.union(DataProto.from_dict({"reward_baselines": baselines})), ~known)
             batch.meta_info["metrics"]["reward/greedy_baseline/mean"] = float(baselines[known].mean())
             batch.meta_info["metrics"]["reward/greedy_baseline/failure_rate"] = float((~known).float().mean())
+        self._loader.update(batch)
         return batch
 
     def _answer(self, prompts: DataProto, sampling: Mapping[str, Any], seeds: torch.Tensor) -> DataProto:
