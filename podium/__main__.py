@@ -8,6 +8,7 @@ from podium.trainer.cli import run_main
 from podium.utils.errors import UserError
 
 COMMANDS = {
+    "export": ("podium.trainer.export", "a Hugging Face directory from a checkpoint"),
     "reshard": ("podium.trainer.reshard", "what moving weights from a trainer's layout to a rollout's costs"),
 }
 """Name -> module with a ``main(arguments)``, imported only when it is called, and its line of help."""

@@ -41,8 +41,8 @@ def _pieces(
     for rule in rules:
         if isinstance(rule, WeightConverter) and any(name.endswith(pattern) for pattern in rule.target_patterns):
             _check(model_type, name, rule)
-            prefix = _renamed(rules, name.removesuffix(rule.target_patterns[0]))
-            yield from _experts([prefix + pattern for pattern in rule.source_patterns], starts, data)
+            prefix = name.removesuffix(rule.target_patterns[0])
+            yield from _experts([_renamed(rules, prefix + pattern) for pattern in rule.source_patterns], starts, data)
             return
     yield _piece(_renamed(rules, name), starts, data)
 

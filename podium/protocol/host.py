@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import functools
 import inspect
 import os
 import pickle
+import signal
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +40,7 @@ class RoleHost:
             WorkerError, UserError: a constructor raised.
         """
         os.environ.update(self.context.env())
+        self._dump_stacks_on_demand()
         for role, spec in roles.items():
             try:
                 with constructing(self.context):
@@ -79,6 +82,14 @@ class RoleHost:
             raise
         except Exception as e:
             raise self.report(e, role, method) from e
+
+    def _dump_stacks_on_demand(self) -> None:
+        """Where PODIUM_STACKS names a folder: on SIGUSR1, every thread's stack goes to a file of this process there."""
+        if folder := os.environ.get("PODIUM_STACKS"):
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"rank_{self.context.rank}_pid_{os.getpid()}.txt")
+            self._stacks = open(path, "w")  # noqa: SIM115 - as long as the process
+            faulthandler.register(signal.SIGUSR1, self._stacks)
 
     def note(self, e: UserError, role: str, method: str) -> None:
         """Say on ``e``, which travels as it is, where it comes from."""

@@ -1,8 +1,10 @@
 """Starting the worker groups of a run."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +28,12 @@ def resolve_device(requested: str) -> str:
 
 @contextmanager
 def worker_groups(
-    trainer: Any, device: str, roles: dict[str, ClassWithInitArgs], name: str, rollout: Any = None
+    trainer: Any,
+    device: str,
+    roles: dict[str, ClassWithInitArgs],
+    name: str,
+    rollout: Any = None,
+    stacks: Path | None = None,
 ) -> Iterator[dict[str, WorkerGroup]]:
     """Starts every role on every rank, colocated in one process a rank, and ends them all on the way out.
 
@@ -35,6 +42,7 @@ def worker_groups(
         roles: in the order in which each process constructs them.
         rollout: has ``placement``, ``nnodes``, ``n_gpus_per_node``; takes the role ``rollout`` out of these processes
             unless its placement is ``process``. None: all roles are together.
+        stacks: folder where `podium.trainer.blame` finds the stacks of ranks that are late.
     """
     own = rollout.placement if rollout is not None else "process"
     here = trainer.n_gpus_per_node + (rollout.n_gpus_per_node if own == "apart" and trainer.backend == "local" else 0)
@@ -45,6 +53,9 @@ def worker_groups(
         "TRANSFORMERS_VERBOSITY": "error",
         **_threads(here),
     }
+    if stacks is not None:
+        shutil.rmtree(stacks, ignore_errors=True)  # of processes that are gone
+        env["PODIUM_STACKS"] = str(stacks)
     options: dict[str, Any] = {"use_gpu": device == "cuda", "max_colocate_count": 2 if own == "device" else 1}
     pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, name=name, **options)
     together = {role: spec for role, spec in roles.items() if own == "process" or role != "rollout"}

@@ -81,7 +81,8 @@ def find_resume(trainer: Any) -> Resume | None:
     recover(run_dir)
     there = steps(run_dir)
     if trainer.resume_mode == "resume_path":
-        resume = _read(_folder_of(Path(trainer.resume_from_path).expanduser()))
+        path = trainer.resume_from_path
+        resume = _read(_folder_of(Path(path).expanduser(), f"trainer.resume_from_path={path}"))
         if there and resume.folder.parent != run_dir.resolve():
             raise UserError(
                 f"trainer.default_local_dir={run_dir} holds checkpoints of its own (up to global_step_{there[-1]}) "
@@ -97,10 +98,16 @@ def find_resume(trainer: Any) -> Resume | None:
                 "directory, or remove them"
             )
         return None
-    return _newest_whole(run_dir)
+    return newest_whole(run_dir)
 
 
-def _newest_whole(run_dir: Path) -> Resume | None:
+def newest_whole(run_dir: Path) -> Resume | None:
+    """The newest checkpoint of a run that is as it was written; damaged ones are named on stderr. None: there is none.
+
+    Raises:
+        UserError: there are only damaged ones.
+    """
+    recover(run_dir)
     newest = marked(run_dir)
     # A later one than the marked was never finished, or belongs to a run that has been taken back.
     candidates = [step for step in reversed(steps(run_dir)) if newest is None or step <= newest]
@@ -121,14 +128,23 @@ def _newest_whole(run_dir: Path) -> Resume | None:
     return None
 
 
-def _folder_of(path: Path) -> Path:
+def read_checkpoint(path: Path) -> Resume:
+    """A checkpoint, or the newest of a run directory, every file of it compared with its checksum.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    return _read(_folder_of(path.expanduser(), str(path)))
+
+
+def _folder_of(path: Path, name: str) -> Path:
     """A checkpoint, or the newest of a run directory."""
     if step_of(path) is not None:
         return path
     recover(path)
     newest = marked(path)
     if newest is None:
-        raise UserError(f"trainer.resume_from_path={path} is no checkpoint (global_step_N), and no run with one")
+        raise UserError(f"{name} is no checkpoint (global_step_N), and no run directory with one")
     return step_folder(path, newest)
 
 

@@ -4,10 +4,12 @@ What is flat travels in one message, moves between devices in one copy, and is c
 those that verl's users know.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from podium.utils.device import device
 
@@ -16,6 +18,12 @@ ALIGNMENT = 16
 
 WeightBufferMeta = dict[str, dict[str, Any]]
 """Name of a parameter -> its ``shape`` (torch.Size) and ``dtype``, in the order in which they lie in memory."""
+
+WeightBuffers = list[dict[str, torch.Tensor]]
+"""For each pipeline stage, its parameters by name. Where a stage has several chunks (virtual stages), names begin with
+the chunk's number and a dot, as in a ModuleList of them."""
+StageParams = list[list[dict[str, torch.Tensor]]]
+"""Parameters by [pipeline stage][chunk][name in the chunk]."""
 
 
 class MemoryBuffer:
@@ -100,3 +108,137 @@ def _places(weight_buffer_meta: WeightBufferMeta) -> Iterator[tuple[str, dict[st
         start = starts.get(meta["dtype"], 0)
         yield name, meta, start
         starts[meta["dtype"]] = start + calc_padded_numel(meta["shape"], meta["dtype"])
+
+
+class MegatronMemoryBufferForRollout:
+    """One flat buffer for each pipeline stage and dtype, and the parameters in them under the rollout's names.
+
+    `memory_buffers`, `weight_buffers` and `named_parameters` look at the same storage. This rank's own stage is used
+    where it is: the trainer's flat memory; the others' are there only from `build_memory_reference` to `release`.
+
+    Args:
+        transform_memory_param_fn: gives the rollout's parameters by name, views wherever there is one, from the
+            weight buffers of all stages.
+    """
+
+    def __init__(self, transform_memory_param_fn: Callable[[WeightBuffers], dict[str, torch.Tensor]]):
+        self._transform = transform_memory_param_fn
+        self._metas: list[WeightBufferMeta] = []
+        self._own: Mapping[torch.dtype, MemoryBuffer] = {}
+        self._own_stage = -1
+        self._memory_buffers: list[dict[torch.dtype, MemoryBuffer]] = []
+        self._weight_buffers: WeightBuffers = []
+        self._named_parameters: dict[str, torch.Tensor] = {}
+
+    def initialize_weight_buffer(
+        self,
+        weight_buffer_meta_pp: Sequence[WeightBufferMeta],
+        own_stage: int = -1,
+        own_buffers: Mapping[torch.dtype, MemoryBuffer] | None = None,
+    ) -> None:
+        """Says what lies on each stage; allocates nothing.
+
+        Args:
+            weight_buffer_meta_pp: for each stage, what `get_weight_buffer_meta_from_module` says of it.
+            own_stage, own_buffers: this rank's stage and its memory, which is used and not copied; -1: all is foreign.
+        """
+        assert (own_stage >= 0) == (own_buffers is not None), "a stage of one's own, and where it is"
+        self.release()
+        self._metas, self._own_stage, self._own = list(weight_buffer_meta_pp), own_stage, own_buffers or {}
+
+    def build_memory_reference(self) -> None:
+        """Allocates the foreign stages and makes the views of all."""
+        self._memory_buffers = [
+            dict(self._own) if stage == self._own_stage else build_memory_buffer(meta)
+            for stage, meta in enumerate(self._metas)
+        ]
+        self._weight_buffers = [
+            build_memory_reference(meta, buffers)
+            for meta, buffers in zip(self._metas, self._memory_buffers, strict=True)
+        ]
+        self._named_parameters = self._transform(self._weight_buffers)
+
+    def allgather_params(self, group: Any) -> list[Any]:
+        """Starts one broadcast for each stage and dtype; returns their handles, to wait for.
+
+        Args:
+            group: the pipeline's; its rank s has stage s.
+        """
+        return [
+            dist.broadcast(buffers[dtype].data, group=group, group_src=stage, async_op=True)
+            for stage, buffers in enumerate(self._memory_buffers)
+            for dtype in sorted(buffers, key=str)
+        ]
+
+    def get_all_params(self) -> StageParams:
+        """The parameters of all stages, by [stage][chunk][name]."""
+        return by_chunk(self._weight_buffers)
+
+    def release(self) -> None:
+        """Frees the foreign stages; nothing may use the views any more."""
+        self._memory_buffers, self._weight_buffers, self._named_parameters = [], [], {}
+
+    @property
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        """The rollout's parameters by name."""
+        return self._named_parameters
+
+    @property
+    def weight_buffers(self) -> WeightBuffers:
+        """For each stage, its parameters under the trainer's names."""
+        return self._weight_buffers
+
+    @property
+    def memory_buffers(self) -> list[dict[torch.dtype, MemoryBuffer]]:
+        """For each stage, its flat memory by dtype."""
+        return self._memory_buffers
+
+
+def by_chunk(weight_buffers: WeightBuffers) -> StageParams:
+    """Takes the chunks' numbers out of the names."""
+    params: StageParams = []
+    for weights in weight_buffers:
+        chunks: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in weights.items():
+            number, _, inner = name.partition(".")
+            chunk, inner = (int(number), inner) if number.isdigit() else (0, name)
+            chunks.setdefault(chunk, {})[inner] = tensor
+        params.append([chunks[number] for number in sorted(chunks)])
+    return params
+
+
+def normalize_pp_vpp_params(
+    params: Sequence[Sequence[Mapping[str, torch.Tensor]]], num_hidden_layers: int, layer_name: str = "layers"
+) -> dict[str, torch.Tensor]:
+    """The parameters of all stages in one dict, layers under their numbers in the whole model.
+
+    Chunk c of every stage, stage by stage, comes before chunk c + 1 of any. Stages may have different numbers of
+    layers, none included.
+
+    Args:
+        params: by [stage][chunk][name]; a layer's name holds ``<layer_name>.<number in the chunk>.``.
+
+    Raises:
+        ValueError: the layers are not `num_hidden_layers` in all, are not numbered without gaps, or a name comes twice.
+    """
+    pattern = re.compile(rf"(^|\.){re.escape(layer_name)}\.(\d+)\.")
+    result: dict[str, torch.Tensor] = {}
+    first = 0
+    for chunk, stage in ((c, s) for c in range(max(map(len, params), default=0)) for s in range(len(params))):
+        if chunk >= len(params[stage]):
+            raise ValueError(f"stage {stage} has {len(params[stage])} chunks, another has more than {chunk}")
+        numbers: set[int] = set()
+        for name, tensor in params[stage][chunk].items():
+            match = pattern.search(name)
+            if match:
+                numbers.add(int(match[2]))
+                name = f"{name[: match.start(2)]}{first + int(match[2])}{name[match.end(2) :]}"
+            if name in result:
+                raise ValueError(f"{name} is on two stages, one of them {stage}")
+            result[name] = tensor
+        if numbers != set(range(len(numbers))):
+            raise ValueError(f"stage {stage}, chunk {chunk} has layers {sorted(numbers)}: expected 0 and on, no gaps")
+        first += len(numbers)
+    if first != num_hidden_layers:
+        raise ValueError(f"the stages have {first} layers, the model {num_hidden_layers}")
+    return result

@@ -16,7 +16,7 @@ from podium.protocol import (
 )
 from podium.utils.checkpoint import Files, seal, write_synced
 from podium.utils.random_state import random_state, set_random_state
-from podium.workers.engine.base import LossFn, Tensors
+from podium.workers.engine.base import EmptyBatchError, LossFn, NonFiniteError, Tensors
 from podium.workers.engine.build import build_engine
 from podium.workers.engine.spec import ModelSpec, Training
 from podium.workers.saving import Saving
@@ -83,17 +83,24 @@ class TrainedRole(EngineRole):
         self._start(config.strategy, config, model, Training(config.optim, self._total_steps, config.grad_clip))
 
     def _update(self, data: DataProto) -> list[dict[str, float]]:
-        """One optimizer step for each mini-batch of each epoch, in the batch's order; the metrics of each step."""
+        """One optimizer step for each mini-batch of each epoch, in the batch's order; the metrics of each step.
+
+        Of one that was not made: ``skipped`` (loss or gradient not finite) or ``empty`` (no valid token).
+        """
         batch, rows = tensors_of(data), self._mini_batch_rows
         return [
-            self._engine.train(
-                {name: tensor[start : start + rows] for name, tensor in batch.items()},
-                self._objective,
-                self._micro_batch_rows,
-            )
+            self._step({name: tensor[start : start + rows] for name, tensor in batch.items()})
             for _ in range(self._epochs)
             for start in range(0, len(data), rows)
         ]
+
+    def _step(self, mini_batch: Tensors) -> dict[str, float]:
+        try:
+            return self._engine.train(mini_batch, self._objective, self._micro_batch_rows)
+        except NonFiniteError:
+            return {"skipped": 1.0}
+        except EmptyBatchError:
+            return {"empty": 1.0}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def checkpoint_bytes(self) -> int:

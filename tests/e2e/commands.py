@@ -92,11 +92,14 @@ class Preloaded:
         *,
         timeout_s: float = 120.0,
         signal_after: str | None = None,
+        signal_number: int = signal.SIGINT,
+        signal_at_s: float | None = None,
         env: dict[str, str] | None = None,
     ) -> Result:
         """Runs a module or a script.
 
-        With `signal_after`, interrupts it (Ctrl-C) once it has printed that text or started a program of that name.
+        With `signal_after`, interrupts it (Ctrl-C, or another signal to it alone) once it has printed that text or
+        started a program of that name; with `signal_at_s`, after so many seconds.
         """
         marker = uuid.uuid4().hex
         out, err = self._folder / f"{marker}.out", self._folder / f"{marker}.err"
@@ -108,6 +111,8 @@ class Preloaded:
             "err": str(err),
             "timeout_s": timeout_s,
             "signal_after": signal_after,
+            "signal_number": signal_number,
+            "signal_at_s": signal_at_s,
             "env": {MARKER: marker, **(env or {})},
         }
         assert self._process.stdin is not None

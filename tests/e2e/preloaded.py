@@ -55,13 +55,20 @@ def _wait(pid: int, request: dict[str, Any]) -> int | None:
     """
     until = time.monotonic() + request["timeout_s"]
     trigger = request.get("signal_after")
+    at = None if request["signal_at_s"] is None else time.monotonic() + request["signal_at_s"]
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         if trigger and (trigger in Path(request["out"]).read_text() or _is_running(trigger, request["env"][MARKER])):
-            os.killpg(pid, signal.SIGINT)  # as a terminal does
+            if request["signal_number"] == signal.SIGINT:
+                os.killpg(pid, signal.SIGINT)  # as a terminal does
+            else:
+                os.kill(pid, request["signal_number"])
             trigger = None
+        if at is not None and time.monotonic() >= at:
+            os.kill(pid, request["signal_number"])
+            at = None
         time.sleep(0.02)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

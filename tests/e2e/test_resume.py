@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.commands import PPO, Preloaded, Result, metrics
+from tests.e2e.commands import PPO, SFT, Preloaded, Result, metrics
 from tests.small_task import SmallTask
 
 KILLED = Path(__file__).with_name("killed.py")
@@ -82,6 +82,13 @@ def weights(run_dir: Path) -> dict[str, bytes]:
     return {str(file.relative_to(run_dir)): tensor_data(file) for file in files}
 
 
+def weights_in(folder: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint's folder or an export, whatever engine wrote it."""
+    return {file.name: tensor_data(file) for file in sorted(folder.glob("*.safetensors"))} or {
+        file.name: file.read_bytes() for file in sorted(folder.glob("*.distcp"))
+    }
+
+
 def tensor_data(file: Path) -> bytes:
     """What follows the header, whose fields safetensors writes in any order."""
     content = file.read_bytes()
@@ -126,3 +133,115 @@ def test_killed_anywhere_a_run_ends_where_it_would_have(
     finished(again)
     assert f"nothing to do: {run_dir}/global_step_6 has all of the 6 steps" in again.out
     same(straight, run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron"])
+def test_killed_anywhere_on_both_engines_and_two_ranks(
+    command: Preloaded, task: SmallTask, tmp_path: Path, strategy: str
+):
+    changes = COMMON | {
+        "algorithm__adv_estimator": "gae",
+        f"{ACTOR}strategy": strategy,
+        "critic__strategy": strategy,
+        "trainer__n_gpus_per_node": 2,
+    }
+    if strategy == "megatron":
+        changes |= {
+            f"{ACTOR}megatron__tensor_model_parallel_size": 2,
+            "critic__megatron__tensor_model_parallel_size": 2,
+        }
+    straight, run_dir = tmp_path / "straight", tmp_path / "killed"
+    finished(command(PPO, task.ppo(straight, **changes)))
+    kill_and_go_on(command, PPO, task.ppo(run_dir, **changes), ["update:2", "end:3", "commit:3", "begin:5"])
+    assert computed(straight) == computed(run_dir)
+    for last in ("export", "global_step_6/actor", "global_step_6/critic"):
+        assert weights_in(straight / last) == weights_in(run_dir / last)
+
+
+def test_supervised_fine_tuning(command: Preloaded, task: SmallTask, tmp_path: Path):
+    changes = {
+        "trainer__total_epochs": 2,
+        "trainer__save_freq": 1,
+        "trainer__async_save": "true",
+        "trainer__max_ckpt_to_keep": 2,
+        "trainer__best_ckpt_metric": "val/loss",
+        "trainer__best_ckpt_mode": "min",
+        "trainer__test_freq": 1,
+    }
+    straight, run_dir = tmp_path / "straight", tmp_path / "stopped"
+    finished(command(SFT, task.sft(straight, **changes)))
+    stopped(command(SFT, task.sft(run_dir, **changes), signal_after="step 3/8", signal_number=signal.SIGTERM), run_dir)
+    finished(command(SFT, task.sft(run_dir, **changes)))
+    same(straight, run_dir)
+    assert sorted(path.name for path in run_dir.glob("global_step_*")) == ["global_step_7", "global_step_8"]
+    assert (run_dir / "best_checkpointed_iteration.txt").read_text() == "8\n"
+
+
+def stopped(result: Result, run_dir: Path) -> int:
+    """The step that SIGTERM saved."""
+    assert result.code == 143 and not result.left, str(result)
+    assert "Traceback" not in result.err, str(result)
+    saved = int((run_dir / "latest_checkpointed_iteration.txt").read_text())
+    assert f"stopped by SIGTERM after step {saved}; the run goes on from {run_dir}/global_step_{saved}" in result.err
+    return saved
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_sigterm_saves_first(command: Preloaded, task: SmallTask, tmp_path: Path, backend: str):
+    """Nothing else is saved before the end."""
+    changes = {"trainer__total_training_steps": 40, "trainer__backend": backend, "trainer__preempt_grace_s": 100}
+    run_dir = tmp_path / "run"
+    result = command(PPO, task.ppo(run_dir, **changes), signal_after="step  2/40", signal_number=signal.SIGTERM)
+    saved = stopped(result, run_dir)
+    assert [row["step"] for row in metrics(run_dir)] == list(range(saved + 1))
+
+
+def test_sigterm_in_a_step_that_takes_too_long(command: Preloaded, task: SmallTask, tmp_path: Path):
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ndef compute_score(**kwargs):\n    time.sleep(0.5)\n    return 1.0\n")
+    changes = {
+        "custom_reward_function__path": slow,
+        "trainer__val_before_train": "false",
+        "trainer__preempt_grace_s": 0.5,
+    }
+    result = command(
+        PPO, task.ppo(tmp_path / "run", **changes), signal_after="start 1 rank", signal_number=signal.SIGTERM
+    )
+    assert result.code in (143, -signal.SIGTERM) and not result.left, str(result)
+    assert not list((tmp_path / "run").glob("global_step_*"))
+
+
+def test_what_a_resumed_run_may_change(command: Preloaded, task: SmallTask, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    finished(command(PPO, task.ppo(run_dir, trainer__total_training_steps=2)))
+    refused(
+        command(PPO, task.ppo(run_dir, data__train_batch_size=32, trainer__total_training_steps=3)),
+        "data.train_batch_size was 16 and is now 32",
+    )
+    refused(command(PPO, task.ppo(run_dir, trainer__resume_mode="disable")), "holds checkpoints of another run")
+    refused(
+        command(PPO, task.ppo(run_dir, trainer__total_training_steps=2, critic__optim__lr=1e-3)),
+        "is finished (2 steps of 2)",
+        "critic.optim.lr was 1e-05 and is now 0.001",
+    )
+    # More steps, another micro-batch, two ranks where there was one, and in another directory.
+    changes = {
+        "trainer__resume_mode": "resume_path",
+        "trainer__resume_from_path": run_dir,
+        f"{ACTOR}ppo_micro_batch_size_per_gpu": 4,
+        "trainer__n_gpus_per_node": 2,
+        "trainer__total_training_steps": 4,
+    }
+    result = command(PPO, task.ppo(tmp_path / "other", **changes))
+    finished(result)
+    assert f"changed: {ACTOR.replace('__', '.')}ppo_micro_batch_size_per_gpu: 16 -> 4" in result.out
+    assert [row["step"] for row in metrics(tmp_path / "other")] == [3, 4]
+    # A damaged checkpoint is named, and the one before it taken.
+    [file] = (tmp_path / "other" / "global_step_4" / "critic").glob("shard-00001*")
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    result = command(PPO, task.ppo(tmp_path / "other", trainer__total_training_steps=5))
+    refused(result, "no whole checkpoint is left", str(file))
+    result = command(PPO, task.ppo(run_dir, trainer__total_training_steps=3))
+    finished(result)
+    assert [row["step"] for row in metrics(run_dir)] == [0, 1, 2, 3]

@@ -17,6 +17,11 @@ from podium.models.megatron.config import architecture_of, padded_vocab_size, ro
 from podium.models.megatron.layers import block_spec
 from podium.models.megatron.parallel import MegatronLayout, initialize
 from podium.utils.device import device
+from podium.utils.memory_buffer import (
+    build_memory_buffer,
+    build_memory_reference_from_module,
+    get_weight_buffer_meta_from_module,
+)
 
 # Of a row that only rounds the vocabulary up. Its probability is 0 and, unlike with -inf, so is its part in entropy.
 PADDING_LOGIT = -1e9
@@ -32,7 +37,8 @@ def build_chunks(
 ) -> list["Chunk"]:
     """This rank's part of the model, on its device, in the order of its virtual stages. `load` fills in the weights.
 
-    Makes the process groups of `layout` where there are none, so every rank calls it.
+    The parameters of a chunk are views of one flat buffer. Makes the process groups of `layout` where there are none,
+    so every rank calls it.
 
     Args:
         dtype: of parameters and activations.
@@ -45,7 +51,11 @@ def build_chunks(
     initialize(layout)
     config = transformer_config(hf_config, layout, dtype=dtype, recompute=recompute)
     stages = range(layout.vpp) if layout.vpp > 1 else [None]
-    return [Chunk(config, hf_config, layout, stage, value_head) for stage in stages]
+    chunks = [Chunk(config, hf_config, layout, stage, value_head) for stage in stages]
+    for chunk in chunks:
+        buffers = build_memory_buffer(get_weight_buffer_meta_from_module(chunk))
+        build_memory_reference_from_module(chunk, buffers, maintain_weight=False)
+    return chunks
 
 
 class Chunk(GPTModel):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from podium.models.megatron.config import ARCHITECTURES, head_dim
+from podium.utils.memory_buffer import WeightBuffers, by_chunk, normalize_pp_vpp_params
 from podium.utils.piece import Piece
 
 if TYPE_CHECKING:
@@ -102,6 +103,21 @@ def pieces(chunks: Sequence["Chunk"]) -> list[Piece]:
     return [piece for piece, _ in shaped_pieces(chunks)]
 
 
+def staged_pieces(chunk: "Chunk", weight_buffers: WeightBuffers) -> list[Piece]:
+    """`pieces` of this rank once it has the parameters of every pipeline stage, of which `chunk` is one.
+
+    Args:
+        weight_buffers: of ModuleLists of chunks, stage by stage; the experts are those of this rank.
+    """
+    named = normalize_pp_vpp_params(by_chunk(weight_buffers), chunk.hf_config.num_hidden_layers)
+    first = _first_expert(chunk)
+    return [
+        piece
+        for name, tensor in named.items()
+        for piece, _ in _pieces_of(chunk, _with_global_experts(name, first), tensor)
+    ]
+
+
 def shaped_pieces(chunks: Sequence["Chunk"]) -> Iterator[tuple[Piece, tuple[int, ...]]]:
     """`pieces`, each with the shape of its whole tensor."""
     for chunk in chunks:
@@ -111,19 +127,25 @@ def shaped_pieces(chunks: Sequence["Chunk"]) -> Iterator[tuple[Piece, tuple[int,
 
 def global_parameters(chunk: "Chunk") -> Iterator[tuple[str, Any]]:
     """Parameters under megatron-core's names, with layers and experts by their number in the whole model."""
-    from megatron.core import parallel_state
-
-    first_expert = 0
-    if chunk.config.num_moe_experts:
-        rank = parallel_state.get_expert_model_parallel_rank()
-        first_expert = rank * (chunk.config.num_moe_experts // chunk.layout.ep)
+    first_expert = _first_expert(chunk)
     for name, parameter in chunk.named_parameters():
         match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.*)", name)
         if match:
             number = chunk.decoder.layers[int(match[1])].layer_number - 1
-            rest = re.sub(r"local_experts\.(\d+)\.", lambda expert: f"{first_expert + int(expert[1])}.", match[2])
-            name = f"decoder.layers.{number}.{rest}"
+            name = _with_global_experts(f"decoder.layers.{number}.{match[2]}", first_expert)
         yield name, parameter
+
+
+def _first_expert(chunk: "Chunk") -> int:
+    from megatron.core import parallel_state
+
+    if not chunk.config.num_moe_experts:
+        return 0
+    return parallel_state.get_expert_model_parallel_rank() * (chunk.config.num_moe_experts // chunk.layout.ep)
+
+
+def _with_global_experts(name: str, first_expert: int) -> str:
+    return re.sub(r"local_experts\.(\d+)\.", lambda expert: f"{first_expert + int(expert[1])}.", name)
 
 
 def _pieces_of(chunk: "Chunk", name: str, parameter: Any) -> Iterator[tuple[Piece, tuple[int, ...]]]:

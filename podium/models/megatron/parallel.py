@@ -128,6 +128,8 @@ class MegatronLayout:
 
 
 _current: MegatronLayout | None = None
+_groups: list[Any] = []
+"""The process groups of the current layout: torch keeps a group, and its threads, until it is destroyed."""
 
 
 def initialize(layout: MegatronLayout) -> None:
@@ -156,6 +158,7 @@ def initialize(layout: MegatronLayout) -> None:
     cpu_backend.install()
     from megatron.core import parallel_state, tensor_parallel
 
+    before = _process_groups()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
@@ -163,7 +166,9 @@ def initialize(layout: MegatronLayout) -> None:
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.expert_tp,
+        create_gloo_process_groups=False,
     )
+    _groups.extend(group for group in _process_groups() if group not in before)
     with preserve_torch_state():  # the random streams that Megatron keeps a rank; nothing here draws from them
         tensor_parallel.model_parallel_cuda_manual_seed(0)
     _current = layout
@@ -178,7 +183,19 @@ def current() -> MegatronLayout:
 def destroy() -> None:
     """Ends the process groups of `initialize`, so that another layout can follow. Every rank calls it."""
     global _current
+    import torch
     from megatron.core import parallel_state
 
-    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_model_parallel()  # forgets most of them, and no more
+    for group in _process_groups():
+        if group in _groups:
+            torch.distributed.destroy_process_group(group)
+    _groups.clear()
     _current = None
+
+
+def _process_groups() -> list[Any]:
+    """Every process group that torch keeps in this process."""
+    from torch.distributed.distributed_c10d import _world
+
+    return list(_world.pg_map)

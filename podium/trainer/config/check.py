@@ -37,6 +37,12 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     _check_frequency(config)
     check_methods(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
+    save_freq, sync_freq = config.trainer.save_freq, config.actor_rollout_ref.rollout.weight_sync.frequency
+    if save_freq > 0 and save_freq % sync_freq:
+        raise UserError(
+            f"trainer.save_freq={save_freq} is no multiple of actor_rollout_ref.rollout.weight_sync.frequency="
+            f"{sync_freq}: a run that goes on from a checkpoint begins with a sync"
+        )
     check_scoring(config.reward_model, config.custom_reward_function)
     if config.reward_model.reward_manager == "dapo" and not config.reward_model.overlong_buffer.enable:
         raise UserError("reward_model.reward_manager=dapo is the penalty for length: set overlong_buffer.enable=true")

@@ -78,6 +78,8 @@ class TrainerConfig(CheckpointConfig, TrackingConfig):
     """auto | cpu | cuda."""
     backend: str = "ray"
     """Who runs the workers: ray | local (this process for one rank, spawned processes for several)."""
+    max_restarts: int = 0
+    """Times that the workers are started anew, from the last checkpoint, after one of them died or did not answer."""
     critic_warmup: int = 0
     """Iterations at the start that train only the critic."""
     val_before_train: bool = True

@@ -109,6 +109,9 @@ class CheckpointConfig:
     best_checkpointed_iteration.txt."""
     best_ckpt_mode: str = "max"
     """Which is best: max | min."""
+    max_bad_steps: int = 3
+    """Optimizer steps in a row without a finite loss and gradient at which the run ends. Each is skipped, counted
+    (actor/skipped_steps, ...), and its batch kept in bad_steps/."""
     preempt_grace_s: float = 30.0
     """Seconds from SIGTERM in which the step in hand is finished and saved (exit code 143); a step that takes longer is
     given up, and the run goes on from the checkpoint before it."""

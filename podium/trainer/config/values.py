@@ -83,6 +83,8 @@ _RANGES = {
     "test_freq": _Range(-1),
     "save_freq": _Range(-1),
     "max_ckpt_to_keep": _AT_LEAST_1,
+    "max_bad_steps": _AT_LEAST_1,
+    "max_restarts": _AT_LEAST_0,
     "preempt_grace_s": _ABOVE_0,
     "lr": _AT_LEAST_0,
     "eps": _ABOVE_0,

@@ -67,11 +67,12 @@ def forward_metrics(batch: DataProto, weight_age: int = 0) -> dict[str, float]:
 def update_metrics(role: str, updates: list[dict[str, float]]) -> dict[str, float]:
     """The optimizer steps of one iteration as one: the mean of each metric, the largest of those named ``*_max``.
 
-    The loss functions name their metrics in full; the engine's own (grad_norm, lr) get the role's name.
+    The loss functions name their metrics in full; the engine's own (grad_norm, lr) get the role's name. A step that
+    was not made has none.
     """
     metrics = {}
-    for name in updates[0]:
-        values = [update[name] for update in updates]
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
         key = name if "/" in name else f"{role}/{name}"
         metrics[key] = max(values) if name.endswith("_max") else sum(values) / len(values)
     return metrics

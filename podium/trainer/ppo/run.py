@@ -1,11 +1,14 @@
 """One PPO run from what has been checked: its processes, its files and its loop."""
 
+import itertools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.protocol import ClassWithInitArgs, WorkerGroup
+from podium.protocol import ClassWithInitArgs, WorkerDied, WorkerGroup, WorkerTimeout
+from podium.trainer.blame import STACKS, blame
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.launch import worker_groups
@@ -18,7 +21,7 @@ from podium.trainer.ppo.source import RolloutSource, SyncSource
 from podium.trainer.ppo.trainer import PPOTrainer
 from podium.trainer.ppo.validation import Validator
 from podium.trainer.preemption import Preemption
-from podium.trainer.resume import Resume, metrics_from
+from podium.trainer.resume import Resume, metrics_from, newest_whole
 from podium.utils.dataset import PromptDataset
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
@@ -46,12 +49,32 @@ class PPORun:
     tokenizer: Any
 
     def train(self, resume: Resume | None) -> dict[str, float]:
-        """Starts the processes and trains to the last step. Returns the last validation's metrics."""
+        """Starts the processes and trains to the last step. Returns the last validation's metrics.
+
+        Raises:
+            WorkerDied, WorkerTimeout: once more than ``max_restarts`` allows.
+        """
+        for restart in itertools.count(1):
+            try:
+                return self._attempt(resume)
+            except (WorkerDied, WorkerTimeout) as error:
+                if restart > self.config.trainer.max_restarts:
+                    raise
+                resume = newest_whole(Path(self.config.trainer.default_local_dir).expanduser()) or resume
+                print(
+                    f"{error}\nrestart {restart} of {self.config.trainer.max_restarts}: "
+                    + (f"after step {resume.step}, from {resume.folder}" if resume else "from the start"),
+                    file=sys.stderr,
+                    flush=True,
+                )
+        raise AssertionError("unreachable")
+
+    def _attempt(self, resume: Resume | None) -> dict[str, float]:
         trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
         rollout = self.config.actor_rollout_ref.rollout
-        with worker_groups(trainer, self.device, self.roles, "ppo", rollout) as groups, preemption():
+        with worker_groups(trainer, self.device, self.roles, "ppo", rollout, run_dir / STACKS) as groups, preemption():
             for group in groups.values():
                 group.init_model()
             trained = {name: group for name, group in groups.items() if name in ("actor", "critic")}
@@ -68,9 +91,13 @@ class PPORun:
                 Checkpoints(run_dir, trainer, trained, self.plain) as checkpoints,
             ):
                 loop = self._loop(groups, tracking, checkpoints, preemption)
-                if resume is not None:
-                    loop.restore(resume)
-                return loop.fit()
+                try:
+                    if resume is not None:
+                        loop.restore(resume)
+                    return loop.fit()
+                except WorkerTimeout as error:  # here, where the ranks that are late can still be asked
+                    error.add_note(f"what each rank is doing: {blame(run_dir, error)}")
+                    raise
 
     def _loop(
         self, groups: dict[str, WorkerGroup], tracking: Tracking, checkpoints: Checkpoints, preemption: Preemption

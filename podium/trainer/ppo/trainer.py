@@ -10,6 +10,7 @@ import torch
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.ppo.bad_steps import EMPTY, SKIPPED, BadSteps
 from podium.trainer.ppo.estimator import Estimator
 from podium.trainer.ppo.kl import apply_kl_penalty, get_kl_controller
 from podium.trainer.ppo.metrics import (
@@ -70,6 +71,7 @@ class PPOTrainer:
             tracking,
         )
         self.checkpoints, self.preemption, self.fingerprint = checkpoints, preemption, fingerprint
+        self.bad_steps = BadSteps(Path(config.trainer.default_local_dir), config.trainer.max_bad_steps)
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
@@ -201,8 +203,12 @@ class PPOTrainer:
         return by_shard(batch.select(columns, [], []), self.plan.critic_mini_rows, self.plan.critic_shards)
 
     def update(self, role: str, method: Any, batch: DataProto) -> None:
-        """Calls the role's update and keeps its metrics."""
-        updates = method(batch)[0]
+        """Calls the role's update and keeps its metrics; a batch that is not finite makes none."""
+        updates = method(batch)[0] if self.bad_steps.is_finite(batch) else [{SKIPPED: 1.0}]
+        self.metrics.update(self.bad_steps.note(role, self.step, batch, updates))
+        updates = [update for update in updates if SKIPPED not in update and EMPTY not in update]
+        if not updates:
+            return
         self.metrics.update(update_metrics(role, updates))
         if role == "actor" and "actor/ratio_dev_max" in updates[0]:  # a plug-in's loss may not report it
             # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1. In
@@ -247,6 +253,7 @@ class PPOTrainer:
             "source": self.source.state_dict(),
             "kl_controller": self.kl_controller.state_dict(),
             "fingerprint": self.fingerprint,
+            "bad_steps_in_a_row": self.bad_steps.in_a_row,
         }
         final = self.step == self.plan.total_steps
         with self.timer("save_checkpoint"):
@@ -265,6 +272,7 @@ class PPOTrainer:
         self.step = resume.step
         self.source.load_state_dict(driver["source"])
         self.kl_controller.load_state_dict(driver["kl_controller"])
+        self.bad_steps.in_a_row = dict(driver["bad_steps_in_a_row"])
         self.weight_version = driver["weight_version"] - 1  # the sync to come brings that version to the rollout anew
         set_random_state(driver["random"])
 

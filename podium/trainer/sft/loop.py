@@ -8,6 +8,7 @@ from typing import Any
 
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.checkpoint import Checkpoints
+from podium.trainer.ppo.bad_steps import EMPTY, SKIPPED, BadSteps
 from podium.trainer.ppo.metrics import update_metrics
 from podium.trainer.preemption import Preempted, Preemption
 from podium.trainer.resume import Resume
@@ -46,6 +47,7 @@ class SupervisedTrainer(ABC):
         self.loader = EpochLoader(len(train_set), data.train_batch_size, data.seed, data.shuffle)
         self.timer = PhaseTimer()
         self.checkpoints, self.preemption = checkpoints, preemption
+        self.bad_steps = BadSteps(Path(config.trainer.default_local_dir), config.trainer.max_bad_steps)
         self.step = 0
 
     @abstractmethod
@@ -66,9 +68,12 @@ class SupervisedTrainer(ABC):
         for step in range(self.step + 1, self.total_steps + 1):
             self.step, began = step, time.perf_counter()
             epoch, indices = next(self.loader)
+            batch = batch_of(self.train_set, indices)
             with self.timer("update"):
-                updates = self.update(batch_of(self.train_set, indices))
-            metrics = {**update_metrics("train", updates), "training/epoch": epoch, "training/global_step": step}
+                updates = self.update(batch)
+            bad = self.bad_steps.note("train", step, batch, updates)
+            updates = [update for update in updates if SKIPPED not in update and EMPTY not in update]
+            metrics = {**update_metrics("train", updates), **bad, "training/epoch": epoch, "training/global_step": step}
             validates = self.val_set is not None and self._is_due(step, self.config.trainer.test_freq)
             if validates:
                 with self.timer("testing"):
@@ -85,7 +90,11 @@ class SupervisedTrainer(ABC):
 
     def save(self, metrics: dict[str, Any]) -> None:
         """Begins a checkpoint of this step; at the last, a Hugging Face export comes with it."""
-        driver = {"loader": self.loader.state_dict(), "fingerprint": self.train_set.fingerprint()}
+        driver = {
+            "loader": self.loader.state_dict(),
+            "fingerprint": self.train_set.fingerprint(),
+            "bad_steps_in_a_row": self.bad_steps.in_a_row,
+        }
         final = self.step == self.total_steps
         with self.timer("save_checkpoint"):
             self.checkpoints.begin(self.step, driver, metrics, final=final)
@@ -97,6 +106,7 @@ class SupervisedTrainer(ABC):
         self.checkpoints.load(resume)
         self.step = resume.step
         self.loader.load_state_dict(resume.driver["loader"])
+        self.bad_steps.in_a_row = dict(resume.driver["bad_steps_in_a_row"])
         set_random_state(resume.driver["random"])
 
     def stop_if_asked(self, metrics: dict[str, Any]) -> None:

@@ -20,8 +20,16 @@ metrics whose name ends in ``_max``, which are maximised.
 """
 
 
-class NonFiniteError(RuntimeError):
-    """A loss or gradient is NaN or infinite: no update was made."""
+class NoUpdateError(RuntimeError):
+    """A mini-batch made no optimizer step; weights and optimizer are as before, on all ranks alike."""
+
+
+class NonFiniteError(NoUpdateError):
+    """A loss or gradient is NaN or infinite."""
+
+
+class EmptyBatchError(NoUpdateError):
+    """There is no valid token: a step would be made of momentum and decay alone."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class TrainEngine(ABC):
         """One optimizer step on a mini-batch; returns its metrics, alike on every rank, and ``grad_norm``, ``lr``.
 
         Raises:
-            NonFiniteError: on all ranks alike; weights and optimizer are as before.
+            NoUpdateError: on all ranks alike; weights and optimizer are as before.
         """
 
     @abstractmethod

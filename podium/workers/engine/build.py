@@ -1,6 +1,5 @@
 """From a configuration to the engine that it names."""
 
-import importlib.util
 from functools import partial
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
+from podium.models.megatron import require_megatron
 from podium.models.value_head import load_reward_model, load_value_model
 from podium.utils.errors import UserError
 from podium.workers.engine.base import TrainEngine
@@ -30,17 +30,10 @@ def build_engine(strategy: str, config: Any, model: ModelSpec, training: Trainin
         return _fsdp(config.fsdp_config, model, training)
     if strategy == "megatron":
         require_megatron()
-        import podium.models.megatron  # noqa: F401  first: it keeps megatron-core quiet while that is imported
         from podium.workers.engine.megatron import MegatronEngine
 
         return MegatronEngine(model, config.megatron, training)
     raise UserError(f"strategy={strategy}: the training engines are fsdp and megatron")
-
-
-def require_megatron() -> None:
-    """Raises `UserError` where megatron-core is not installed."""
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-        raise UserError("strategy=megatron needs megatron-core: pip install 'podium[megatron]'")
 
 
 def _fsdp(config: Any, model: ModelSpec, training: Training | None) -> FSDPEngine:

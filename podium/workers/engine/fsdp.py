@@ -20,6 +20,7 @@ from podium.utils.device import device, init_distributed
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import (
+    EmptyBatchError,
     LossFn,
     NonFiniteError,
     Placement,
@@ -100,6 +101,8 @@ class FSDPEngine(TrainEngine):
         self._module.train()
         self._optimizer.zero_grad()  # a call that failed half-way leaves the gradients of its first micro-batches
         denominator = self._count(batch["response_mask"])
+        if denominator.tokens == 0:
+            raise EmptyBatchError("no valid token in the mini-batch: no update was made")
         metrics: Tensors = {}
         for micro in _micro_batches(batch, micro_batch_size):
             loss, part = loss_fn(self._forward(self._module, micro), micro, denominator)
@@ -128,10 +131,13 @@ class FSDPEngine(TrainEngine):
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         self._reshard()
+        config: Any = self._module.config
         for name, parameter in self._module.named_parameters():
             # Cast before gathering: half the bytes on the wire for bfloat16.
             local = parameter.detach().to(dtype)
-            yield name, local.full_tensor() if isinstance(local, DTensor) else local
+            whole = local.full_tensor() if isinstance(local, DTensor) else local
+            for piece in checkpoint_pieces(config.model_type, [(name, (0,) * whole.dim(), whole)]):
+                yield piece.name, piece.tensor
 
     def pieces(self) -> list[Piece]:
         self._reshard()

@@ -21,6 +21,7 @@ from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine import megatron_checkpoint as checkpoint
 from podium.workers.engine.base import (
+    EmptyBatchError,
     LossFn,
     NonFiniteError,
     Placement,
@@ -103,6 +104,8 @@ class MegatronEngine(TrainEngine):
         self._optimizer.zero_grad()  # a call that failed half-way leaves the gradients of its first micro-batches
         group = parallel_state.get_data_parallel_group()
         denominator = _count(batch["response_mask"], group)
+        if denominator.tokens == 0:
+            raise EmptyBatchError("no valid token in the mini-batch: no update was made")
         metrics = self._pipeline.train(self._micro_batches(batch, micro_batch_size), loss_fn, denominator)
         reduced = self._pipeline.share(reduce_metrics(metrics, group) if self._pipeline.is_last else None)
         total, grad_norm = reduced.pop(LOSS), self._optimizer.gradient_norm()

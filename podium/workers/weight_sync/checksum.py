@@ -1,9 +1,10 @@
-"""A checksum of a tensor's bits that knows where each element stands."""
+"""Whether tensors hold the same bits, at hand or by a checksum that knows where each element stands."""
 
 import hashlib
 
 import torch
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _COLUMNS = 8192
 _ROWS = 16  # a chunk of 1 MiB: the second sum finds it in the cache
 
@@ -30,3 +31,19 @@ def tensor_checksum(tensor: torch.Tensor) -> int:
             columns += part.sum(dim=0)
         digest.update(torch.cat([columns, *rows]).cpu().numpy().data)
     return int.from_bytes(digest.digest(), "little")
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits: NaNs too, and zeros with their signs."""
+    # Words of eight bytes, where the tensors can be read so, compare in less than half the time of two.
+    integer = next(i for i in _INTEGERS if _can_read(a, i.itemsize) and _can_read(b, i.itemsize))
+    return torch.equal(a.view(integer), b.view(integer))
+
+
+def _can_read(tensor: torch.Tensor, width: int) -> bool:
+    """Whether a tensor can be viewed as integers of `width` bytes."""
+    size = tensor.element_size()
+    if width <= size:
+        return size % width == 0
+    steps = [tensor.shape[-1], tensor.storage_offset(), *tensor.stride()[:-1]] if tensor.dim() else [1]
+    return all(step * size % width == 0 for step in steps) and (tensor.dim() > 0 and tensor.stride(-1) == 1)

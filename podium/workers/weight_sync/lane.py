@@ -9,7 +9,7 @@ import torch
 
 from podium.utils.piece import Piece
 from podium.workers.weight_sync.boxes import itemsize, row_range, rows_of, volume
-from podium.workers.weight_sync.checksum import tensor_checksum
+from podium.workers.weight_sync.checksum import same_bits, tensor_checksum
 from podium.workers.weight_sync.plan import Message, ReshardPlan
 from podium.workers.weight_sync.stream import Part
 
@@ -69,11 +69,7 @@ class Bucket:
 
     def equal(self, source: Views, destination: Views) -> bool:
         """Whether the two hold the same bits."""
-        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[self.dtype.itemsize]
-        return all(
-            torch.equal(source(part).to(self.dtype).view(bits), destination(part).to(self.dtype).view(bits))
-            for part in self.parts
-        )
+        return all(same_bits(source(part).to(self.dtype), destination(part).to(self.dtype)) for part in self.parts)
 
     def checksum(self, buffer: torch.Tensor) -> int:
         """Of the bits of a packed buffer."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state as ps
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
@@ -17,10 +19,16 @@ from transformers import AutoConfig
 from podium.models.megatron import cpu_backend, parallel
 from podium.models.megatron.context import local_positions
 from podium.models.megatron.model import build_chunks
-from podium.models.megatron.name_map import pieces
+from podium.models.megatron.name_map import pieces, staged_pieces
 from podium.models.megatron.parallel import MegatronLayout
 from podium.models.megatron.weights import export, load
 from podium.protocol import Dispatch, Worker, register
+from podium.utils.memory_buffer import (
+    MegatronMemoryBufferForRollout,
+    build_memory_buffer,
+    build_memory_reference_from_module,
+    get_weight_buffer_meta_from_module,
+)
 from podium.utils.piece import Piece
 
 Part = tuple[int, list[int], torch.Tensor]
@@ -42,6 +50,31 @@ class ModelHost(Worker):
     def build_beside(self, path: str, layout: MegatronLayout) -> None:
         """A second model, as another role of the same process builds it."""
         build_chunks(AutoConfig.from_pretrained(path), layout)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def gather_stages(self) -> tuple[list[Piece], int]:
+        """What this rank holds once the flat memory of every stage has come, and how many messages that took."""
+        stage = torch.nn.ModuleList(self.chunks)
+        meta = get_weight_buffer_meta_from_module(stage)
+        own = build_memory_buffer(meta)
+        build_memory_reference_from_module(stage, own)
+        group = ps.get_pipeline_model_parallel_group()
+        metas: list[Any] = [None] * group.size()
+        torch.distributed.all_gather_object(metas, meta, group=group)
+        memory = MegatronMemoryBufferForRollout(
+            lambda weights: {f"{p.name}{p.starts}": p.tensor for p in staged_pieces(self.chunks[0], weights)}
+        )
+        memory.initialize_weight_buffer(metas, group.rank(), own)
+        memory.build_memory_reference()
+        handles = memory.allgather_params(group)
+        for handle in handles:
+            handle.wait()
+        found = staged_pieces(self.chunks[0], memory.weight_buffers)
+        for piece in found:
+            assert memory.named_parameters[f"{piece.name}{piece.starts}"].data_ptr() == piece.tensor.data_ptr()
+        result = [Piece(p.name, p.starts, p.stops, p.tensor.clone()) for p in found]
+        memory.release()
+        return result, len(handles)
 
     @register(Dispatch.ONE_TO_ALL)
     def outputs(self, rows: list[list[int]], packed: bool, micro: int) -> list[Part]:
@@ -216,6 +249,30 @@ class ModelHost(Worker):
         return whole
 
     @register(Dispatch.ONE_TO_ALL)
+    def train_a_step(self) -> list[dict[str, Any]]:
+        """Where the parameters of each chunk lie before and after a step of megatron-core's distributed optimizer."""
+        options = DistributedDataParallelConfig(use_distributed_optimizer=True)
+        before = [_memory(chunk) for chunk in self.chunks]
+        old = [[p.clone() for p in chunk.parameters()] for chunk in self.chunks]
+        wrapped = [DistributedDataParallel(chunk.config, options, chunk) for chunk in self.chunks]
+        config = OptimizerConfig(lr=0.1, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=True)
+        optimizer = get_megatron_optimizer(config, wrapped, use_gloo_process_groups=False)
+        for chunk in wrapped:
+            for parameter in chunk.parameters():
+                parameter.main_grad.fill_(1.0)
+        optimizer.step()
+        return [
+            {
+                "before": before[i],
+                "after": _memory(chunk),
+                "changed": all((a != b).any() for a, b in zip(chunk.parameters(), old[i], strict=True)),
+                "pieces are of the buffer": {p.tensor.untyped_storage().data_ptr() for p in pieces([chunk])}
+                == {p.untyped_storage().data_ptr() for p in chunk.parameters()},
+            }
+            for i, chunk in enumerate(self.chunks)
+        ]
+
+    @register(Dispatch.ONE_TO_ALL)
     def measure_load(self, path: str, layout: MegatronLayout) -> dict[str, float]:
         """Bytes of this rank's parameters, and by how much its resident memory grew at most."""
 
@@ -228,6 +285,12 @@ class ModelHost(Worker):
         load(self.chunks, path)
         shard = sum(p.nbytes for chunk in self.chunks for p in chunk.parameters())
         return {"shard": shard, "growth": _resident("VmHWM") - before}
+
+
+def _memory(chunk: torch.nn.Module) -> dict[str, Any]:
+    buffers = {p.untyped_storage().data_ptr() for p in chunk.parameters()}
+    aligned = all(p.storage_offset() * p.element_size() % 16 == 0 for p in chunk.parameters())
+    return {"buffers": len(buffers), "aligned": aligned}
 
 
 def _resident(field: str) -> int:

@@ -1,5 +1,6 @@
 """Layouts: which go together, and what they come to."""
 
+import ast
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -75,3 +76,24 @@ print([name for name in ("torch", "megatron") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_layouts_that_follow_one_another_leave_no_groups_and_no_threads_behind():
+    program = """
+import os
+from podium.models.megatron import parallel
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+counts = []
+for _ in range(3):
+    parallel.initialize(parallel.MegatronLayout())
+    busy = threads()
+    parallel.destroy()
+    counts.append((busy, threads()))
+print(counts)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    counts = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert counts[0] == counts[1] == counts[2] and counts[0][0] > counts[0][1] + 10

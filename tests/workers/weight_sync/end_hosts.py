@@ -1,15 +1,13 @@
 """Workers that hold the two ends of a sync. A module of its own, because processes import it."""
 
-from typing import Any
-
 import torch
 
-from podium.models.hf_layout import checkpoint_pieces
 from podium.protocol import Dispatch, register
 from podium.utils.device import init_distributed
 from podium.workers.rollout.base import Request, RolloutEngine, SamplingParams
 from podium.workers.weight_sync.role import Source, SyncRole
 from tests.workers.engine.hosts import EngineHost
+from tests.workers.engine.megatron_hosts import MegatronHost
 
 
 def build_rollout(kind: str, path: str, dtype: str, tp: int = 1) -> RolloutEngine:
@@ -57,12 +55,12 @@ class ActorEnd(EngineHost, Holder):
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "actor", self.engine.pieces, self.rollout
 
-    @register(Dispatch.ONE_TO_ALL)
-    def checkpoint(self, dtype: str) -> dict[str, torch.Tensor]:
-        """The export, under the names of a checkpoint."""
-        whole = [(n, (0,) * t.dim(), t.clone()) for n, t in self.engine.export(getattr(torch, dtype))]
-        config: Any = self.engine._module.config
-        return {piece.name: piece.tensor for piece in checkpoint_pieces(config.model_type, whole)}
+
+class MegatronEnd(MegatronHost, Holder):
+    """As `ActorEnd`, on Megatron."""
+
+    def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
+        return "actor", self.engine.pieces, self.rollout
 
 
 class RolloutEnd(Holder):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podium.workers.weight_sync.checksum import tensor_checksum
+from podium.workers.weight_sync.checksum import same_bits, tensor_checksum
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -100,3 +100,18 @@ def test_signs_and_nans_are_bits():
     assert tensor_checksum(nan) == tensor_checksum(nan.clone())
     assert tensor_checksum(torch.tensor(2.0)) == tensor_checksum(torch.tensor([2.0]))
     assert tensor_checksum(torch.empty(0)) == 0
+
+
+@settings(deadline=None, max_examples=300)
+@given(tensors(), st.data())
+def test_the_same_bits_in_any_layout(tensor: torch.Tensor, data):
+    """As rows at any offset of a larger tensor, transposed, without dimensions; and one flipped bit is seen."""
+    rows = torch.stack([tensor, tensor.flip(0), tensor])
+    offset = torch.cat([rows.new_zeros(data.draw(st.integers(0, 9))), rows.reshape(-1)])[-rows.numel() :].view_as(rows)
+    for a, b in ((rows, offset), (rows[1:], offset[1:]), (rows.T, offset.T), (rows[0, 0], offset[0, 0])):
+        assert same_bits(a, b) and same_bits(b, a)
+    if tensor.dtype is not torch.bool:
+        changed = offset.clone()
+        byte = data.draw(st.integers(0, changed.nbytes - 1))
+        changed.view(-1).view(torch.uint8)[byte] ^= 1 << data.draw(st.integers(0, 7))
+        assert not same_bits(rows, changed) and not same_bits(changed.T, rows.T)

