@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.e2e.commands import Preloaded
@@ -90,3 +93,52 @@ def test_a_function_that_hangs_on_the_first_row_is_told_before_anything_starts(c
     reward = write(tmp_path, "import time\ndef compute_score(**_):\n    time.sleep(1000)\n")
     argv = task.ppo(tmp_path / "run", custom_reward_function__path=reward, reward_model__timeout_s=0.5)
     check(command(PPO, argv), "no result in 0.5 s", "train.parquet row 0", "compute_score")
+
+
+class Moody(BaseHTTPRequestHandler):
+    """Scores by the share of digits; some answers get 500, some are never answered, some get garbage."""
+
+    def do_POST(self):
+        sample = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = sample["solution_str"]
+        mood = -1 if text == sample["ground_truth"] else sum(map(ord, text)) % 16
+        if mood == 0:
+            time.sleep(30)
+        body = b"<html>" if mood == 1 else json.dumps({"score": sum(c.isdigit() for c in text) / 7}).encode()
+        self.send_response(500 if mood == 2 else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class MoodyServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+def test_a_run_against_a_server_that_fails_at_times(command: Preloaded, task: SmallTask, tmp_path):
+    server = MoodyServer(("127.0.0.1", 0), Moody)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    keys = {
+        "custom_reward_function__path": None,
+        "reward_model__reward_manager": "remote",
+        "reward_model__url": f"http://127.0.0.1:{server.server_port}/",
+        "reward_model__timeout_s": 4.0,
+        "reward_model__max_retries": 1,
+        "trainer__total_training_steps": 1,
+    }
+    argv = task.ppo(tmp_path / "run", **GRPO, **keys, reward_model__max_failure_rate=0.7)
+    result = command(PPO, argv)
+    server.shutdown()
+    assert result.code == 0 and not result.left, str(result)
+    [step] = [step for step in steps(tmp_path / "run") if "reward/failure_rate" in step]
+    assert 0 < step["reward/failure_rate"] < 0.7
+    kept = [json.loads(line) for line in (tmp_path / "run" / "reward_failures.jsonl").read_text().splitlines()]
+    reasons = " ".join(sample["reason"] for sample in kept)
+    assert "answered 500" in reasons or "no JSON" in reasons or "no result in 4 s" in reasons
+
+    server.server_close()  # now it is down: told before anything starts
+    check(command(PPO, task.ppo(tmp_path / "down", **GRPO, **keys)), f":{server.server_port}/", "ConnectError")

@@ -1,0 +1,63 @@
+"""Ending processes that do not want to end together."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from podium.utils.process_tree import kill_tree, start_ticks
+
+ROOT = """
+import os, subprocess, sys, time
+from podium.utils.process_tree import become_subreaper
+become_subreaper()
+sleep = [sys.executable, "-c", "import time; time.sleep(555)"]
+subprocess.Popen(sleep)  # a child in the group
+subprocess.Popen(sleep, start_new_session=True)  # a child out of it
+if os.fork() == 0:  # a daemon: out of the group, and its parent is gone
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.execv(sleep[0], sleep)
+os.wait()
+print("ready", flush=True)
+time.sleep(555)
+"""
+
+
+def sleepers():
+    listing = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout.splitlines()
+    return sum("time.sleep(555)" in line and not line.startswith("Z") and "subreaper" not in line for line in listing)
+
+
+def wait_for(condition):
+    until = time.monotonic() + 30
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert condition()
+
+
+@pytest.fixture
+def root():
+    process = subprocess.Popen([sys.executable, "-c", ROOT], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.wait()
+    process.stdout.close()
+
+
+def test_all_that_is_below_a_subreaper_ends(root):
+    wait_for(lambda: sleepers() == 3)
+    kill_tree(root.pid)
+    assert root.wait(10) == -9
+    wait_for(lambda: sleepers() == 0)
+
+
+def test_a_process_is_named_for_good_by_its_start():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ticks = start_ticks(process.pid)
+    assert ticks is not None and ticks == start_ticks(process.pid)
+    process.communicate()
+    assert start_ticks(process.pid) is None
+    kill_tree(process.pid)  # nothing is there, and nothing happens
