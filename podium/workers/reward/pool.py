@@ -85,7 +85,8 @@ class ProcessPool:
                 self._check_deadline(process)
         self._show_output()
         if items:
-            self._item_s = (time.monotonic() - began) * len(self._processes) / len(items)
+            # The last process may have been killed for the last item.
+            self._item_s = (time.monotonic() - began) * max(1, len(self._processes)) / len(items)
         return [self._results[number] for number in range(len(items))]
 
     def _start_missing(self) -> None:

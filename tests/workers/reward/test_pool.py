@@ -139,6 +139,13 @@ def test_late_ones_do_not_wait_for_each_other():
     assert seconds < 4 * 0.5 + 4 * 1.0  # two at a time, and a second of grace for each new process
 
 
+def test_a_call_that_ends_with_a_kill_is_followed_by_another():
+    pool = make_pool(processes=1)
+    assert pool.run(requests("exit"))[0].kind == "error"
+    assert [outcome.score for outcome in pool.run(requests("score", "score", "score"))] == [1.0] * 3
+    pool.close()
+
+
 def test_the_time_limit_is_each_samples_own():
     pool = make_pool(limit_s=0.6, processes=1)
     outcomes = pool.run(requests(*[{"do": "nap", "s": 0.2}] * 6))
