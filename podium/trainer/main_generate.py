@@ -89,7 +89,7 @@ def _plan(config: GenerateConfig, dataset: Any, tokenizer: Any) -> dict[str, Any
     """What the responses depend on."""
     data, rollout = config.data, config.rollout
     return {
-        "data.path": [[file, Path(file).stat().st_size] for file in dataset.files],
+        "data.path": [[file, Path(file).expanduser().stat().st_size] for file in dataset.files],
         "data": [data.prompt_key, data.max_prompt_length, data.max_response_length, data.truncation, data.batch_size],
         "chat template": [tokenizer.chat_template, str(data.apply_chat_template_kwargs), data.system_prompt],
         "model.path": str(Path(config.model.path).expanduser().resolve()),

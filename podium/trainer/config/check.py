@@ -72,6 +72,11 @@ def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
     """As `check_config`, for supervised fine-tuning."""
     check_values(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.strategy)
+    if config.data.packing and config.strategy != "fsdp":
+        raise UserError(
+            f"data.packing=true with strategy={config.strategy}: documents of a row are kept apart by the fsdp engine "
+            "only; remove one of the two"
+        )
     data, rules = config.data, _supervised_rules(config)
     if data.messages_key is None:
         rules.append(("data.max_length", "without data.messages_key"))

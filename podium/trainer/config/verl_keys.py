@@ -15,7 +15,7 @@ INSTEAD = {
     "optimizer_offload": "not offered: every role stays on its device",
     "ulysses_sequence_parallel_size": "not offered",
     "fsdp_size": "not offered: FSDP shards over all ranks",
-    "reward_fn_key": "not needed: the column is data_source",
+    "reward_fn_key": "use data.column_names={data_source: COLUMN}",
     "load_format": "not needed: weights arrive with the first sync",
     "free_cache_engine": "not needed: rollout.gpu_memory_utilization bounds the cache",
     "layered_summon": "not needed: weights are moved in flat buckets",

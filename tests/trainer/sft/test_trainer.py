@@ -138,6 +138,7 @@ def test_keys_of_the_other_form_are_refused(task, tmp_path):
     for change, message in (
         ({"data__messages_key": "messages"}, r"data.max_prompt_length has no effect beside data.messages_key"),
         ({"data__max_length": 9}, r"data.max_length has no effect without data.messages_key"),
+        ({"data__packing": "true", "strategy": "megatron"}, r"data.packing=true with strategy=megatron"),
     ):
         with pytest.raises(UserError, match=message):
             check_sft_config(*load_config(SFTConfig, task.sft(tmp_path, **change)))
