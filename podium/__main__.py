@@ -9,6 +9,7 @@ from podium.utils.errors import UserError
 
 COMMANDS = {
     "export": ("podium.trainer.export", "a Hugging Face directory from a checkpoint"),
+    "replay": ("podium.trainer.replay", "compute a step of a run again, and compare every metric"),
     "reshard": ("podium.trainer.reshard", "what moving weights from a trainer's layout to a rollout's costs"),
 }
 """Name -> module with a ``main(arguments)``, imported only when it is called, and its line of help."""

@@ -16,8 +16,11 @@ def main() -> None:
     train(config)
 
 
-def train(config: PPOConfig) -> dict[str, float]:
+def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
     """Runs PPO as configured. Returns the last validation's metrics.
+
+    Args:
+        last_step: stop after this one, as if killed there; nothing else is as in a shorter run.
 
     Raises:
         UserError: bad input; before any worker is started wherever it can be known there.
@@ -74,7 +77,7 @@ def train(config: PPOConfig) -> dict[str, float]:
         reward.failures.keep_in(config.trainer.default_local_dir)
     run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer)
     with closing(reward) if reward is not None else nullcontext():
-        validation = run.train(resume)
+        validation = run.train(resume, last_step)
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)
     return validation
 

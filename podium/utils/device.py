@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import numpy as np
+import psutil
 import torch
 
 # vLLM's CPU build replaces torch.set_num_threads by a stub in the process that it shares with the trainer.
@@ -44,6 +45,14 @@ def init_distributed(timeout_s: float = 600.0) -> None:
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     else:
         torch.distributed.init_process_group(backend, timeout=timeout)
+
+
+def memory_used() -> dict[str, float]:
+    """``rss_gb``, resident host memory of this process, and on CUDA ``device_gb``, the most allocated so far."""
+    used = {"rss_gb": psutil.Process().memory_info().rss / 1e9}
+    if is_cuda():
+        used["device_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return used
 
 
 @contextlib.contextmanager

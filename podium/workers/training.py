@@ -15,6 +15,7 @@ from podium.protocol import (
     register,
 )
 from podium.utils.checkpoint import Files, seal, write_synced
+from podium.utils.device import memory_used
 from podium.utils.random_state import random_state, set_random_state
 from podium.workers.engine.base import EmptyBatchError, LossFn, NonFiniteError, Tensors
 from podium.workers.engine.build import build_engine
@@ -48,6 +49,11 @@ class EngineRole(Worker):
         self._engine = build_engine(strategy, config, model, training)
         placement = self._engine.placement
         self.register_mesh(ENGINE_MESH, placement.dp_rank, placement.answers)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def memory_used(self) -> dict[str, float]:
+        """Of this process, see `podium.utils.device.memory_used`."""
+        return memory_used()
 
 
 class TrainedRole(EngineRole):

@@ -83,7 +83,7 @@ class Preloaded:
             text=True,
             bufsize=1,
         )
-        assert self._read(120.0) == "ready"
+        assert self._read(300.0) == "ready"
 
     def __call__(
         self,

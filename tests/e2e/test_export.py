@@ -1,4 +1,4 @@
-"""``podium export`` on what runs leave."""
+"""``podium export`` and ``podium replay`` on what runs leave."""
 
 from pathlib import Path
 
@@ -27,6 +27,7 @@ def test_a_checkpoint_becomes_an_ordinary_directory(
         "critic__optim__lr": 1e-2,
         "trainer__n_gpus_per_node": ranks,
         "trainer__total_training_steps": 2,
+        "trainer__save_freq": 1,
     }
     if strategy == "megatron":
         changes |= {f"{ACTOR}megatron__tensor_model_parallel_size": ranks}
@@ -45,6 +46,11 @@ def test_a_checkpoint_becomes_an_ordinary_directory(
     argv = ["export", str(run_dir / "global_step_2"), str(tmp_path / "critic"), "--role", "critic", "--check"]
     finished(command("podium", argv))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "critic").score.weight.abs().max() > 0
+
+    result = command("podium", ["replay", str(run_dir), "--step", "2"])
+    if ranks == 1:
+        finished(result)
+        assert "replay of step 2: every metric equal" in result.out
 
     refused(command("podium", ["export", str(run_dir), str(tmp_path / "out")]), "is not empty")
     refused(command("podium", ["export", str(run_dir), str(tmp_path / "x"), "--role", "judge"]), "has actor, critic")

@@ -78,6 +78,9 @@ class TrainerConfig(CheckpointConfig, TrackingConfig):
     """auto | cpu | cuda."""
     backend: str = "ray"
     """Who runs the workers: ray | local (this process for one rank, spawned processes for several)."""
+    invariants: str = "warn"
+    """What a step does that breaks a rule of invariants/violated (ratio 1 on the first mini-batch, small gap between
+    rollout and trainer, whole groups, nothing after the end of a response): warn | stop."""
     max_restarts: int = 0
     """Times that the workers are started anew, from the last checkpoint, after one of them died or did not answer."""
     critic_warmup: int = 0

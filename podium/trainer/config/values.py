@@ -26,6 +26,7 @@ _CHOICES = {
     "backend": ("ray", "local"),
     "resume_mode": ("auto", "disable", "resume_path"),
     "best_ckpt_mode": ("max", "min"),
+    "invariants": ("warn", "stop"),
 }
 
 

@@ -1,9 +1,12 @@
 """A step's numbers, under verl's names, from the finished batch."""
 
+from collections.abc import Mapping
+
 import torch
 
-from podium.protocol import DataProto
+from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.ppo.scoring import scored_rows
+from podium.utils.device import memory_used
 from podium.utils.torch_functional import masked_mean, masked_var
 
 
@@ -75,6 +78,18 @@ def update_metrics(role: str, updates: list[dict[str, float]]) -> dict[str, floa
         values = [update[name] for update in updates if name in update]
         key = name if "/" in name else f"{role}/{name}"
         metrics[key] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return metrics
+
+
+def memory_metrics(groups: Mapping[str, WorkerGroup]) -> dict[str, float]:
+    """``perf/memory/ROLE/rss_gb`` of the process of each role, the largest of its ranks, and the driver's.
+
+    On CUDA ``device_gb`` too: the most that was allocated since the start. Roles that share a process say the same.
+    """
+    metrics = {f"perf/memory/driver/{name}": value for name, value in memory_used().items() if name == "rss_gb"}
+    for role, group in groups.items():
+        ranks = group.memory_used()
+        metrics.update((f"perf/memory/{role}/{name}", max(rank[name] for rank in ranks)) for name in ranks[0])
     return metrics
 
 

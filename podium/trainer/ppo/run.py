@@ -48,15 +48,18 @@ class PPORun:
     reward: RewardManager | None
     tokenizer: Any
 
-    def train(self, resume: Resume | None) -> dict[str, float]:
+    def train(self, resume: Resume | None, last_step: int | None = None) -> dict[str, float]:
         """Starts the processes and trains to the last step. Returns the last validation's metrics.
+
+        Args:
+            last_step: stop there already.
 
         Raises:
             WorkerDied, WorkerTimeout: once more than ``max_restarts`` allows.
         """
         for restart in itertools.count(1):
             try:
-                return self._attempt(resume)
+                return self._attempt(resume, last_step)
             except (WorkerDied, WorkerTimeout) as error:
                 if restart > self.config.trainer.max_restarts:
                     raise
@@ -69,7 +72,7 @@ class PPORun:
                 )
         raise AssertionError("unreachable")
 
-    def _attempt(self, resume: Resume | None) -> dict[str, float]:
+    def _attempt(self, resume: Resume | None, last_step: int | None) -> dict[str, float]:
         trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
@@ -94,7 +97,7 @@ class PPORun:
                 try:
                     if resume is not None:
                         loop.restore(resume)
-                    return loop.fit()
+                    return loop.fit(last_step)
                 except WorkerTimeout as error:  # here, where the ranks that are late can still be asked
                     error.add_note(f"what each rank is doing: {blame(run_dir, error)}")
                     raise

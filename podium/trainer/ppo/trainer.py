@@ -12,10 +12,12 @@ from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.bad_steps import EMPTY, SKIPPED, BadSteps
 from podium.trainer.ppo.estimator import Estimator
+from podium.trainer.ppo.invariants import Invariants
 from podium.trainer.ppo.kl import apply_kl_penalty, get_kl_controller
 from podium.trainer.ppo.metrics import (
     batch_metrics,
     forward_metrics,
+    memory_metrics,
     throughput_metrics,
     update_metrics,
 )
@@ -59,7 +61,7 @@ class PPOTrainer:
         fingerprint: str = "",
     ):
         self.config, self.plan = config, plan
-        self.actor = groups["actor"]
+        self.actor, self.rollout = groups["actor"], groups["rollout"]
         self.critic, self.ref = groups.get("critic"), groups.get("ref")
         self.source, self.validator, self.tokenizer = source, validator, tokenizer
         self.tracking, self.timer = tracking, timer
@@ -72,6 +74,7 @@ class PPOTrainer:
         )
         self.checkpoints, self.preemption, self.fingerprint = checkpoints, preemption, fingerprint
         self.bad_steps = BadSteps(Path(config.trainer.default_local_dir), config.trainer.max_bad_steps)
+        self.invariants = Invariants(config)
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
@@ -79,8 +82,8 @@ class PPOTrainer:
         """Updates of the actor that the rollout's weights lack."""
         self.samples: list[list[Any]] = []
 
-    def fit(self) -> dict[str, float]:
-        """Trains to the last step. Returns the last validation's metrics.
+    def fit(self, last_step: int | None = None) -> dict[str, float]:
+        """Trains to the last step, or `last_step`. Returns the last validation's metrics.
 
         Raises:
             Preempted: after SIGTERM.
@@ -90,7 +93,7 @@ class PPOTrainer:
         validation = self.validate() if trainer.val_only or (trainer.val_before_train and self.step == 0) else {}
         if trainer.val_only:
             return validation
-        while self.step < self.plan.total_steps:
+        while self.step < (last_step or self.plan.total_steps):
             self.begin_step()
             batch = next(self.source)
             with self.timer("old_log_prob"):
@@ -206,14 +209,13 @@ class PPOTrainer:
         """Calls the role's update and keeps its metrics; a batch that is not finite makes none."""
         updates = method(batch)[0] if self.bad_steps.is_finite(batch) else [{SKIPPED: 1.0}]
         self.metrics.update(self.bad_steps.note(role, self.step, batch, updates))
+        first = updates[0]
         updates = [update for update in updates if SKIPPED not in update and EMPTY not in update]
-        if not updates:
-            return
         self.metrics.update(update_metrics(role, updates))
-        if role == "actor" and "actor/ratio_dev_max" in updates[0]:  # a plug-in's loss may not report it
+        if role == "actor" and "actor/ratio_dev_max" in first:  # a plug-in's loss may not report it
             # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1. In
             # bypass mode those are the rollout's, and this is how far it is off.
-            self.metrics["training/first_ratio_dev_max"] = updates[0]["actor/ratio_dev_max"]
+            self.metrics["training/first_ratio_dev_max"] = first["actor/ratio_dev_max"]
 
     def sync_weights(self) -> None:
         """Moves the actor's weights to the rollout under the next version, in one call."""
@@ -288,14 +290,17 @@ class PPOTrainer:
     def end_step(self, batch: DataProto) -> None:
         """Logs the step; then a checkpoint of it may count."""
         seconds = time.perf_counter() - self._began
+        gaps = forward_metrics(batch, self.metrics["training/weight_age"])
         self.tracking.log(
             {
                 **self.metrics,
                 **batch.meta_info.get("metrics", {}),
+                **gaps,
+                **self.invariants(self.step, batch, {**self.metrics, **gaps}),
                 **batch_metrics(batch, self.config.data.max_response_length),
-                **forward_metrics(batch, self.metrics["training/weight_age"]),
                 **throughput_metrics(batch, seconds, self.plan.ranks),
                 **self.checkpoints.metrics(),
+                **memory_metrics({"actor": self.actor, "rollout": self.rollout}),
                 **self.timer.pop(),
                 "timing_s/step": seconds,
                 "training/global_step": self.step,

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from podium.models.hf import load_pretrained
 from podium.models.hf_layout import checkpoint_tensors
 from podium.protocol import DataProto, Dispatch, make_nd_compute_dataproto_dispatch_fn, register
-from podium.utils.device import init_distributed
+from podium.utils.device import init_distributed, memory_used
 from podium.utils.errors import UserError
 from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
 from podium.workers.weight_sync.role import Source, SyncRole
@@ -98,6 +98,11 @@ class RolloutWorker(SyncRole):
 
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "rollout", None, self.engine
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def memory_used(self) -> dict[str, float]:
+        """Of this process, see `podium.utils.device.memory_used`."""
+        return memory_used()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(ROLLOUT_MESH))
     def generate_sequences(self, data: DataProto) -> DataProto:

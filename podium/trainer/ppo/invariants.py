@@ -1,0 +1,84 @@
+"""What must hold in every step, whatever the algorithm: each a metric, and a rule that warns or stops the run."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from podium.protocol import DataProto
+from podium.trainer.config.ppo import PPOConfig
+from podium.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Rule:
+    limit: float
+    meaning: str
+    """Of a metric above the limit."""
+
+
+class Invariants:
+    """Checks a step's batch and metrics.
+
+    A ratio or a log-prob gap of numerics alone is small in float32, larger in bfloat16; the limits are far above both.
+    """
+
+    def __init__(self, config: PPOConfig):
+        actor, rollout, algorithm = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm
+        compute = actor.fsdp_config.dtype if actor.strategy == "fsdp" else actor.megatron.dtype
+        rough = "bfloat16" in (compute, rollout.dtype)
+        self._group, self._stops = rollout.n, config.trainer.invariants == "stop"
+        self._rules = {
+            "invariants/incomplete_groups": _Rule(0, "prompts that do not have actor_rollout_ref.rollout.n responses"),
+            "invariants/tokens_after_end": _Rule(0, "responses that go on after their end-of-sequence token"),
+        }
+        if not algorithm.rollout_correction.bypass_mode:  # there the old log-probs are the rollout's
+            self._rules["training/first_ratio_dev_max"] = _Rule(
+                0.5 if rough else 0.01, "the policy that is updated is not the one that gave the old log-probs"
+            )
+        self._gap = _Rule(0.2 if rough else 0.02, "rollout and trainer disagree about the same weights")
+        self._said: set[str] = set()
+
+    def __call__(self, step: int, batch: DataProto, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics that are counted here, and ``invariants/violated``, the number of rules.
+
+        Args:
+            metrics: of the step.
+
+        Raises:
+            UserError: one is violated, with ``trainer.invariants=stop``.
+        """
+        counted = {
+            "invariants/incomplete_groups": float(incomplete_groups(batch, self._group)),
+            "invariants/tokens_after_end": float(tokens_after_end(batch)),
+        }
+        rules = dict(self._rules)
+        if not metrics.get("training/weight_age"):  # older weights on purpose
+            rules["training/rollout_log_probs_diff_mean"] = self._gap
+        known = {**metrics, **counted}
+        # A NaN is no number within a limit.
+        violated = {name: rule for name, rule in rules.items() if name in known and not known[name] <= rule.limit}
+        for name, rule in violated.items():
+            text = f"step {step}: {name} is {known[name]:.4g}, the limit is {rule.limit:g}: {rule.meaning}"
+            if self._stops:
+                raise UserError(f"{text} (trainer.invariants=stop)")
+            if name not in self._said:
+                print(f"warning: {text}; it is said once", file=sys.stderr, flush=True)
+            self._said.add(name)
+        return {**counted, "invariants/violated": float(len(violated))}
+
+
+def incomplete_groups(batch: DataProto, size: int) -> int:
+    """Prompts with more or fewer than `size` responses."""
+    return sum(count != size for count in Counter(batch.non_tensor_batch["uid"]).values())
+
+
+def tokens_after_end(batch: DataProto) -> int:
+    """Responses in which a token of the policy follows directly on one that ends a response."""
+    assert batch.batch is not None
+    ends = batch.meta_info.get("eos_token_id", [])
+    mask = batch.batch["response_mask"].bool()
+    ended = torch.isin(batch.batch["responses"], torch.tensor(ends if isinstance(ends, list) else [ends])) & mask
+    return int((ended[:, :-1] & mask[:, 1:]).any(dim=-1).sum())
