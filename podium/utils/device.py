@@ -1,8 +1,10 @@
 """The only place that knows whether there is CUDA."""
 
 import contextlib
+import ipaddress
 import os
 import random
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -30,7 +32,8 @@ def device() -> torch.device:
 def init_distributed(timeout_s: float = 600.0) -> None:
     """Joins the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; does nothing the second time.
 
-    gloo carries CPU tensors, nccl CUDA tensors. A world of one needs no network.
+    gloo carries CPU tensors, nccl CUDA tensors. A world of one needs no network, and one on the loopback address
+    listens nowhere else.
     """
     if torch.distributed.is_initialized():
         return
@@ -41,10 +44,28 @@ def init_distributed(timeout_s: float = 600.0) -> None:
     if is_cuda():
         torch.cuda.set_device(device())
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        store = torch.distributed.HashStore()
+        store: torch.distributed.Store = torch.distributed.HashStore()
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    elif _is_loopback(os.environ["MASTER_ADDR"]):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        rank, world_size, store = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), _loopback_store(timeout)
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     else:
         torch.distributed.init_process_group(backend, timeout=timeout)
+
+
+def _is_loopback(host: str) -> bool:
+    return os.path.exists("/sys/class/net/lo") and ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+
+
+def _loopback_store(timeout: timedelta) -> torch.distributed.Store:
+    """The store that ranks meet in. torch's own listens on every interface; it takes over a socket that does not."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    size, listener = int(os.environ["WORLD_SIZE"]), None
+    is_master = os.environ["RANK"] == "0"
+    if is_master:
+        listener = socket.create_server((host, port), backlog=max(128, size)).detach()
+    return torch.distributed.TCPStore(host, port, size, is_master, timeout, master_listen_fd=listener)
 
 
 def memory_used() -> dict[str, float]:
