@@ -1,6 +1,7 @@
 """Which tokens of a sequence a context-parallel rank holds."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -26,6 +27,7 @@ def local_positions(bounds: Sequence[int], size: int, rank: int) -> torch.Tensor
     return torch.cat(parts)
 
 
-def gathered_order(bounds: Sequence[int], size: int) -> torch.Tensor:
+@lru_cache(maxsize=16)  # each layer of a micro-batch asks for the same
+def gathered_order(bounds: tuple[int, ...], size: int) -> torch.Tensor:
     """Indices (t,) int64 that put the ranks' tokens, laid end to end by rank, back into the order of the sequences."""
     return torch.cat([local_positions(bounds, size, rank) for rank in range(size)]).argsort()

@@ -1,6 +1,6 @@
 """Transformer layers that need neither TransformerEngine nor CUDA: a norm and an attention for megatron-core's GPT."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -77,14 +77,13 @@ class Attention(MegatronModule):
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
         if packed_seq_params is None:
-            bounds = [0, query.shape[0] * self._cp.size()]
-            key, value = self._whole(key, bounds), self._whole(value, bounds)
+            key, value = self._whole(key, value, (0, query.shape[0] * self._cp.size()))
             query, key, value = (each.permute(1, 2, 0, 3) for each in (query, key, value))
             out = self._attend(query, key, value, attention_mask)
             return out.permute(2, 0, 1, 3).flatten(2)
         assert attention_mask is None, "packed sequences have no padding to mask"
-        bounds = packed_seq_params.cu_seqlens_q.tolist()
-        key, value = self._whole(key, bounds), self._whole(value, bounds)
+        bounds = tuple(packed_seq_params.cu_seqlens_q.tolist())
+        key, value = self._whole(key, value, bounds)
         parts = []
         for start, stop in pairwise(bounds):
             own = slice(start // self._cp.size(), stop // self._cp.size())
@@ -92,14 +91,17 @@ class Attention(MegatronModule):
             parts.append(self._attend(q, k, v, None)[0].transpose(0, 1))
         return torch.cat(parts).flatten(1)
 
-    def _whole(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
-        """All tokens (t, ...) in order from this context-parallel rank's (t / cp, ...)."""
+    def _whole(
+        self, key: torch.Tensor, value: torch.Tensor, bounds: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all tokens (t, ...) in order, from this context-parallel rank's (t / cp, ...)."""
         if self._cp.size() == 1:
-            return part
-        gathered = gather_from_sequence_parallel_region(
-            part.contiguous(), tensor_parallel_output_grad=True, group=self._cp
+            return key, value
+        both = gather_from_sequence_parallel_region(
+            torch.cat([key, value], dim=-1), tensor_parallel_output_grad=True, group=self._cp
         )
-        return gathered.index_select(0, gathered_order(bounds, self._cp.size()).to(part.device))
+        both = both.index_select(0, gathered_order(bounds, self._cp.size()).to(both.device))
+        return both[..., : key.shape[-1]], both[..., key.shape[-1] :]
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, valid: torch.Tensor | None

@@ -16,7 +16,7 @@ def test_ranks_hold_every_token_once_and_as_much_work_each(chunks: list[int], si
     parts = [local_positions(bounds, size, rank) for rank in range(size)]
     laid_out = torch.cat(parts)
     assert laid_out.sort().values.tolist() == list(range(bounds[-1]))
-    assert laid_out[gathered_order(bounds, size)].tolist() == list(range(bounds[-1]))
+    assert laid_out[gathered_order(tuple(bounds), size)].tolist() == list(range(bounds[-1]))
     starts = torch.cat([torch.full((stop - start,), start) for start, stop in pairwise(bounds)])
     pairs = [int((part - starts[part] + 1).sum()) for part in parts]
     assert len(set(pairs)) == 1, "under a causal mask, ranks have different numbers of pairs of tokens"
