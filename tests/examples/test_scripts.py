@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from podium.trainer.config import PPOConfig, check_config, load_config
+from podium.trainer.layout import data_parallel_size
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
@@ -59,7 +60,8 @@ def test_the_command_line_is_accepted(script, tmp_path):
     assert argv[-1] == "trainer.experiment_name=last" and config.trainer.experiment_name == "last"
     for file in (config.custom_reward_function.path, *config.trainer.plugins):
         assert (ROOT / str(file)).is_file()
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    actor, ranks = config.actor_rollout_ref.actor, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    shards = data_parallel_size("actor_rollout_ref.actor", actor.strategy, actor.megatron, ranks)
+    mini_batch = actor.ppo_mini_batch_size
     assert config.data.train_batch_size % mini_batch == 0
-    assert mini_batch * config.actor_rollout_ref.rollout.n % ranks == 0
+    assert mini_batch * config.actor_rollout_ref.rollout.n % shards == 0

@@ -73,6 +73,8 @@ def install() -> None:
     require_megatron()
     for name in _MODULES:
         importlib.import_module(f"megatron.core.{name}")
+    for replacement in EVERYWHERE:
+        replacement.apply()
     _mend_missing_transformer_engine()
     if not is_cuda():
         view = _cpu_torch()
@@ -211,6 +213,37 @@ def _mend_missing_transformer_engine() -> None:
     if not HAVE_APEX_OR_TE:
         for replacement in WITHOUT_APEX:
             replacement.apply()
+
+
+def _with_gaps_between_buckets(gather_state: Callable[..., Any]) -> Callable[..., Any]:
+    def gather(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = gather_state(self, *args, **kwargs)
+        for index, buffer in enumerate(self.buffers if state is not None else ()):
+            for tensors in state[index].values():
+                for name, flat in tensors.items():
+                    if torch.is_tensor(flat):
+                        tensors[name] = _spread_over_buckets(flat, buffer)
+        return state
+
+    return gather
+
+
+def _spread_over_buckets(flat: torch.Tensor, buffer: Any) -> torch.Tensor:
+    """The buckets of a buffer, laid end to end in `flat`, each at its own offset."""
+    whole, start = flat.new_zeros(buffer.numel), 0
+    for bucket in buffer.buckets:
+        whole[bucket.offset : bucket.offset + bucket.numel_unpadded] = flat[start : start + bucket.numel_unpadded]
+        start += bucket.numel_unpadded
+    return whole
+
+
+EVERYWHERE = (
+    # It leaves out the padding between buckets, and its caller looks parameters up as if it had not: where a tied
+    # output layer has a bucket of its own, the others' state would be saved shifted.
+    Replacement(
+        "optimizer.distrib_optimizer", "DistributedOptimizer.get_parameter_state_dp_zero", _with_gaps_between_buckets
+    ),
+)
 
 
 def _set_states_with_step(set_states: Callable[..., None]) -> Callable[..., None]:

@@ -25,32 +25,42 @@ def save(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> No
     if torch.distributed.get_rank() == 0:
         Path(path).mkdir(parents=True, exist_ok=True)
     torch.distributed.barrier()
-    dist_checkpointing.save(
-        _state(chunks, optimizer, is_loading=False), path, _Writer("torch_dist", 1), content_metadata=_RESHARDABLE
-    )
+    # An optimizer that has made no step has no state, and megatron-core takes that for a fault.
+    state = _state(chunks, optimizer if optimizer is not None and optimizer.steps else None)
+    state["steps"] = optimizer.steps if optimizer is not None else 0
+    dist_checkpointing.save(state, path, _Writer("torch_dist", 1), content_metadata=_RESHARDABLE)
 
 
 def load(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> None:
     """Reads what `save` wrote in any layout of the same model. Every rank calls it."""
-    state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), path)
+    steps = dist_checkpointing.load_common_state_dict(path)["steps"]
+    wanted = _state(chunks, optimizer if steps else None, is_loading=True)
+    state = dist_checkpointing.load(wanted, path)
     for name, chunk in zip(_names(chunks), chunks, strict=True):
         chunk.load_state_dict(state[name])
-    if optimizer is not None:
-        if "optimizer" in state:  # without, it had made no step
-            optimizer.inner.load_state_dict(state["optimizer"])
-        else:
-            optimizer.inner.reload_model_params()
-        optimizer.steps = state["steps"]
-        optimizer.apply_schedule()
+    if optimizer is None:
+        return
+    if steps:
+        optimizer.inner.load_state_dict(state["optimizer"])
+    else:
+        optimizer.inner.reload_model_params()
+    for part in optimizer.inner.chained_optimizers:
+        if not steps:
+            part.optimizer.state.clear()
+        for each in part.optimizer.state.values():
+            if "step" in each:
+                # megatron-core gives all parameters one counter, and torch's AdamW would advance it for each of them.
+                each["step"] = each["step"].clone()
+    optimizer.steps = steps
+    optimizer.apply_schedule()
 
 
-def _state(chunks: Sequence[Any], optimizer: MegatronAdam | None, is_loading: bool) -> dict[str, Any]:
+def _state(chunks: Sequence[Any], optimizer: MegatronAdam | None, is_loading: bool = False) -> dict[str, Any]:
     state = {
         name: chunk.sharded_state_dict(metadata=_RESHARDABLE)
         for name, chunk in zip(_names(chunks), chunks, strict=True)
     }
     if optimizer is not None:
-        state["steps"] = optimizer.steps
         state["optimizer"] = optimizer.inner.sharded_state_dict(state, is_loading=is_loading, metadata=_RESHARDABLE)
     return state
 
