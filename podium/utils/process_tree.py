@@ -36,6 +36,13 @@ def kill_tree(root: int) -> None:
     """
     with contextlib.suppress(OSError):
         os.killpg(root, signal.SIGSTOP)  # what is stopped starts nothing more, and still adopts orphans
+    kill_below(root)
+    with contextlib.suppress(OSError):
+        os.killpg(root, signal.SIGKILL)
+
+
+def kill_below(root: int) -> None:
+    """Kills the process group and all processes below `root`, but not `root`."""
     for _ in range(_ROUNDS):
         below = _below(root)
         if not below:
@@ -44,8 +51,6 @@ def kill_tree(root: int) -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
-    with contextlib.suppress(OSError):
-        os.killpg(root, signal.SIGKILL)
 
 
 def _below(root: int) -> list[int]:

@@ -3,16 +3,18 @@
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
 from podium.utils.process_tree import kill_tree, start_ticks
 
+MARK = uuid.uuid4().hex
 ROOT = """
 import os, subprocess, sys, time
 from podium.utils.process_tree import become_subreaper
 become_subreaper()
-sleep = [sys.executable, "-c", "import time; time.sleep(555)"]
+sleep = [sys.executable, "-c", f"import time; time.sleep(555)  # {sys.argv[1]}"]
 subprocess.Popen(sleep)  # a child in the group
 subprocess.Popen(sleep, start_new_session=True)  # a child out of it
 if os.fork() == 0:  # a daemon: out of the group, and its parent is gone
@@ -27,8 +29,8 @@ time.sleep(555)
 
 
 def sleepers():
-    listing = subprocess.run(["ps", "-eo", "stat=,args="], capture_output=True, text=True).stdout.splitlines()
-    return sum("time.sleep(555)" in line and not line.startswith("Z") and "subreaper" not in line for line in listing)
+    listing = subprocess.run(["ps", "-ewwo", "stat=,args="], capture_output=True, text=True).stdout.splitlines()
+    return sum(f"# {MARK}" in line and not line.startswith("Z") for line in listing)
 
 
 def wait_for(condition):
@@ -40,7 +42,8 @@ def wait_for(condition):
 
 @pytest.fixture
 def root():
-    process = subprocess.Popen([sys.executable, "-c", ROOT], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ROOT, MARK]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     yield process
     process.wait()

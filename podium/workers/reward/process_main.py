@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from podium.utils.errors import UserError
-from podium.utils.process_tree import become_subreaper
+from podium.utils.process_tree import become_subreaper, kill_below
 from podium.workers.reward.call import Failure, call_async, call_batch, call_row, is_async
 from podium.workers.reward.channel import NOTHING, Progress, Unpacker, pack
 from podium.workers.reward.functions import RewardFn
@@ -76,7 +76,7 @@ def main(socket_fd: int, page_fd: int, memory_limit_mb: int | None) -> None:
     server = _Server(socket.socket(fileno=socket_fd), Progress(page_fd))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the driver is gone
         server.run()
-    sys.stdout.flush()
+    kill_below(os.getpid())  # while they are known: what is left when this has ended belongs to nobody
     os._exit(0)  # threads that the user's module has left running must not hold the process
 
 

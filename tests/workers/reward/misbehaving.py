@@ -33,7 +33,7 @@ def fork_and_sleep(info):
 
 def leave_children(info):
     """One in the process group, and one that has gone out of it as daemons do."""
-    sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    sleeper = [sys.executable, "-c", f"import time; time.sleep(1000)  # {os.environ.get('PODIUM_TEST_RUN', '')}"]
     subprocess.Popen(sleeper)
     if os.fork() == 0:
         os.setsid()

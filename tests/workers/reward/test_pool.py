@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from podium.workers.reward.outcome import Outcome, ScoreRequest
 from podium.workers.reward.pool import ProcessPool
 from podium.workers.reward.process_main import Job
 
+MARK = uuid.uuid4().hex
 MISBEHAVING = str(Path(__file__).with_name("misbehaving.py"))
 
 
@@ -44,15 +46,23 @@ def pool():
     pool.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def marked():
+    """What is left is counted by this mark: other runs of these tests may be on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PODIUM_TEST_RUN", MARK)
+        yield
+
+
 def children():
-    """Process ids of this test's descendants."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    """Processes that a scorer has started and left, by id."""
+    listing = subprocess.run(["ps", "-ewwo", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
     rows = [line.split(None, 3) for line in listing.splitlines()]
-    return {int(pid): args for pid, _, state, args in rows if "time.sleep(1000)" in args and "Z" not in state}
+    return {int(pid): args for pid, _, state, args in rows if f"# {MARK}" in args and "Z" not in state}
 
 
 def wait_for(condition):
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)
     assert condition()
