@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import PPO, metrics, run
-from tests.e2e.test_ppo import ROLLOUT, computed, finished
+from tests.e2e.test_ppo import ROLLOUT, computed, finished, on_policy
 from tests.small_task import SmallTask
 
 WAYS = {
@@ -49,3 +49,15 @@ def test_the_numbers_are_those_of_one_process(
     for row in ledger:
         assert row["transport"] == transport and row["messages"] == 1 and row["bytes"] == row["bytes_received"] > 0
         assert row["verified_buckets"] == row["buckets"] > 0 and row["pause_seconds"] >= row["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_two_ranks_that_share_a_copy(task: SmallTask, tmp_path: Path):
+    """vLLM over two ranks, in the processes of two FSDP ranks: what they generate is of the policy that is trained."""
+    keys = {f"{ROLLOUT}name": "vllm", f"{ROLLOUT}tensor_model_parallel_size": 2, "trainer__n_gpus_per_node": 2}
+    result = run(PPO, task.ppo(tmp_path / "run", **COMMON, **keys), timeout_s=600)
+    finished(result)
+    assert "rollout vllm, 2 ranks a copy" in result.out
+    on_policy(tmp_path / "run")
+    ledger = [json.loads(line) for line in (tmp_path / "run" / "weight_sync.jsonl").open()]
+    assert all(row["bytes_received"] > 0 < row["bytes_local"] for row in ledger)

@@ -51,8 +51,11 @@ class VLLMRollout(RolloutEngine):
             _prepare_vllm()
             from vllm import LLM
 
-            memory: dict[str, Any] = (
-                {"gpu_memory_utilization": gpu_memory_utilization}
+            by_device: dict[str, Any] = (
+                {
+                    "gpu_memory_utilization": gpu_memory_utilization,
+                    "moe_backend": "triton",  # keeps experts as they are loaded: see vllm_layout
+                }
                 if is_cuda()
                 else {"kv_cache_memory_bytes": _cpu_kv_bytes(model_path, dtype, max_model_len, max_num_seqs)}
             )
@@ -72,7 +75,7 @@ class VLLMRollout(RolloutEngine):
                 seed=seed,
                 trust_remote_code=trust_remote_code,
                 generation_config="vllm",
-                **memory,
+                **by_device,
             )
         self._engine = self._llm.llm_engine
         self._running: dict[str, SamplingParams] = {}

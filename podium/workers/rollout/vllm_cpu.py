@@ -32,14 +32,13 @@ def _keep_natural_experts() -> None:
     """Keeps experts as they are loaded beside the copy that is repacked for the kernel, which takes no others."""
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-    repack = CPUUnquantizedExperts.process_weights_after_loading
+    pad = CPUUnquantizedExperts._pad_moe_intermediate  # the last step before they are repacked
 
-    def keep(self: Any, layer: Any) -> None:
-        self._pad_moe_intermediate(layer)
+    def pad_and_keep(self: Any, layer: Any) -> None:
+        pad(self, layer)
         layer.podium_natural = (layer.w13_weight.data, layer.w2_weight.data)
-        repack(self, layer)
 
-    CPUUnquantizedExperts.process_weights_after_loading = keep
+    CPUUnquantizedExperts._pad_moe_intermediate = pad_and_keep
 
 
 def natural_experts(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:

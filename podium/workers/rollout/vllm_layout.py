@@ -5,11 +5,15 @@ from typing import Any
 
 import torch
 
+from podium.utils.errors import UserError
 from podium.utils.piece import Piece
 from podium.workers.rollout.vllm_cpu import natural_experts
 
 # What the modules of these names stack along dim 0; a model's `packed_modules_mapping` may say otherwise.
 _STACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+# vLLM's kernels that read experts as they are loaded (the CPU build's: beside a repacked copy).
+_NATURAL_EXPERTS = ("TRITON", "BATCHED_TRITON", "CPU")
 
 _Rows = tuple[str, int, int]
 """Name of a whole tensor, the first of its rows that are here, and how many are."""
@@ -95,6 +99,12 @@ def _columns(name: str, data: torch.Tensor, tp_rank: int) -> Piece:
 
 def _experts(prefix: str, layer: Any) -> Iterator[Piece]:
     """Experts e of a layer: ``w13[e]`` stacks gate and up, sharded by rows; ``w2[e]`` is down, sharded by columns."""
+    backend = layer.quant_method.unquantized_backend.name
+    if backend not in _NATURAL_EXPERTS:
+        raise UserError(
+            f"vLLM runs the experts of {prefix} on its backend {backend}, which rearranges their weights, so that they "
+            f"cannot be written in place; it should be one of {', '.join(_NATURAL_EXPERTS)}"
+        )
     config = layer.moe_config
     width, hidden, rank = config.intermediate_size_per_partition_unpadded, config.hidden_dim_unpadded, config.tp_rank
     w13, w2 = natural_experts(layer)

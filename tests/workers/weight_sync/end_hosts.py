@@ -1,10 +1,13 @@
 """Workers that hold the two ends of a sync. A module of its own, because processes import it."""
 
+import dataclasses
+
 import torch
 
 from podium.protocol import Dispatch, register
 from podium.utils.device import init_distributed
 from podium.workers.rollout.base import Request, RolloutEngine, SamplingParams
+from podium.workers.weight_sync.connection import Endpoint
 from podium.workers.weight_sync.role import Source, SyncRole
 from tests.workers.engine.hosts import EngineHost
 from tests.workers.engine.megatron_hosts import MegatronHost
@@ -68,3 +71,23 @@ class RolloutEnd(Holder):
 
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "rollout", None, self.rollout
+
+
+class ActorOnDevice(ActorEnd):
+    """Says that each rank has a device to itself."""
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def sync_endpoint(self) -> Endpoint:
+        return on_device(super().sync_endpoint(), self.rank)
+
+
+class RolloutOnDevice(RolloutEnd):
+    """Likewise: rollout rank i is on the device of actor rank i."""
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def sync_endpoint(self) -> Endpoint:
+        return on_device(super().sync_endpoint(), self.rank)
+
+
+def on_device(end: Endpoint, number: int) -> Endpoint:
+    return dataclasses.replace(end, place=dataclasses.replace(end.place, device=f"device {number}"))

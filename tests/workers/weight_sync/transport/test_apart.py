@@ -12,7 +12,7 @@ from tests.models.tiny import ragged_batch, tiny_model
 from tests.workers.conftest import ENV
 from tests.workers.engine.hosts import weighted_log_probs
 from tests.workers.engine.test_fsdp import proto
-from tests.workers.weight_sync.end_hosts import ActorEnd, RolloutEnd
+from tests.workers.weight_sync.end_hosts import ActorEnd, ActorOnDevice, RolloutEnd, RolloutOnDevice
 
 PROMPTS = [(5, 6, 7), (9,), (11, 12, 13, 14, 15)]
 
@@ -53,6 +53,27 @@ def check_greedy(rollout: WorkerGroup, version: int, sent: dict[str, torch.Tenso
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, eos_token_id=None
             )
             assert answer == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.slow
+def test_what_is_on_another_device_goes_through_the_actor_on_mine(processes: Backend, model_dirs: dict[str, str]):
+    """Two devices, an actor and a rollout on each: half of every rollout's weights come from the other device."""
+    kinds = (ActorOnDevice, RolloutOnDevice)
+    actor, rollout = (
+        processes.start_group(ResourcePool([2]), ClassWithInitArgs(kind), env=ENV, timeout_s=300) for kind in kinds
+    )
+    actor.build(model_dirs["qwen3"])
+    rollout.build_rollout("hf", model_dirs["qwen3"], "float32")
+    assert connect_groups([actor, rollout], "auto", SyncSettings(bucket_bytes=50_000, timeout_s=60)) == "ipc"
+    for version in range(2):
+        actor.train(proto(ragged_batch(4, seed=version)), weighted_log_probs, 4)
+        reports = sync_groups([actor, rollout], version)
+        sent = actor.weights()[0]
+        check_held(rollout, version, sent)
+        for report in reports[2:]:
+            assert report.bytes_received == sum(tensor.nbytes for tensor in sent.values())
+    actor.shutdown()
+    rollout.shutdown()
 
 
 @pytest.mark.parametrize("transport", ["ipc", "broadcast"])
