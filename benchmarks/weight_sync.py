@@ -4,8 +4,9 @@
 
 One process trains and, except for colocated, another generates: bfloat16 tensors with the shapes of real layers, in the
 rollout fused as vLLM fuses them. A figure is the best of ``--repeats`` rounds; a round times each thing once, one right
-after the other, so that what else the machine does hits all alike. Verification is not part of a time, except in the
-last column. At 135M also the way of one call and one handle a parameter, as in the first version of ChatLearn.
+after the other, so that what else the machine does hits all alike. "CPU" compares CPU seconds, of the busier process:
+a figure for a machine with free cores. Verification is part of the last column's time only. At 135M also the way
+of one call and one handle a parameter, as in the first version of ChatLearn.
 """
 
 from __future__ import annotations
@@ -109,8 +110,23 @@ class BareEngine(RolloutEngine):
         """Nothing to free."""
 
 
+Seconds = tuple[float, float]
+"""By the clock, and of the CPU."""
+
+
+class Stopwatch:
+    """Times a ``with`` block."""
+
+    def __enter__(self) -> Stopwatch:
+        self._began = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds: Seconds = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+
+
 class Side:
-    """What one process does when it is told: everything it returns is seconds."""
+    """What one process does when it is told."""
 
     def __init__(self, size: str, trains: bool, generates: bool):
         torch.set_num_threads(1)
@@ -134,29 +150,30 @@ class Side:
         settings = SyncSettings(verify, timeout_s=TIMEOUT_S)
         self._transport = connect(transport, endpoints, rank, settings, source, self._engine)
 
-    def sync(self) -> float:
+    def sync(self) -> Seconds:
         assert self._transport is not None
-        report = self._transport.sync(self._version)
+        with Stopwatch() as watch:
+            self._transport.sync(self._version)
         self._version += 1
-        return report.seconds + report.verify_seconds
+        return watch.seconds
 
-    def copy(self) -> float:
+    def copy(self) -> Seconds:
         """One copy of all bytes, from one buffer to another."""
-        began = time.perf_counter()
-        self._other.copy_(self._flat)
-        return time.perf_counter() - began
+        with Stopwatch() as watch:
+            self._other.copy_(self._flat)
+        return watch.seconds
 
     def join(self, rank: int, port: int) -> None:
         store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=TIMEOUT_S))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
-    def broadcast(self) -> float:
+    def broadcast(self) -> Seconds:
         """All bytes as one tensor, from rank 0."""
         dist.barrier()
-        began = time.perf_counter()
-        dist.broadcast(self._flat, 0)
-        dist.barrier()
-        return time.perf_counter() - began
+        with Stopwatch() as watch:
+            dist.broadcast(self._flat, 0)
+            dist.barrier()
+        return watch.seconds
 
     def offer(self, index: int) -> str:
         """One parameter in shared memory of its own; returns the handle."""
@@ -204,11 +221,12 @@ def _serve(pipe: Any, args: tuple[Any, ...]) -> None:
         pipe.send(getattr(side, method)(*arguments))
 
 
-def together(processes: list[Process], method: str, *args: Any) -> float:
-    """Calls all at once; the longest answer."""
+def together(processes: list[Process], method: str) -> Seconds:
+    """Calls all at once; the most seconds, of either kind."""
     for process in processes:
-        process.start(method, *args)
-    return max(process.result() for process in processes)
+        process.start(method)
+    clock, cpu = zip(*(process.result() for process in processes), strict=True)
+    return max(clock), max(cpu)
 
 
 def connected(processes: list[Process], transport: str, verify: str) -> None:
@@ -228,7 +246,7 @@ def measure(size: str, transports: list[str], repeats: int) -> None:
             processes = [Process(size, True, True)]
         else:
             processes = [Process(size, True, False), Process(size, False, True)]
-        things: dict[str, Callable[[], float]] = {"copy": lambda p=processes: p[-1]("copy")}
+        things: dict[str, Callable[[], Seconds]] = {"copy": lambda p=processes: p[-1]("copy")}
         if transport == "broadcast":
             port = free_port()
             for rank, process in enumerate(processes):
@@ -240,19 +258,26 @@ def measure(size: str, transports: list[str], repeats: int) -> None:
         connected(processes, transport, "off")
         best = best_of(things, repeats)
         connected(processes, transport, "full")
-        verified = best_of({"sync": things["sync"]}, repeats)["sync"]
-        row = [size, transport, f"{best['sync'] * 1e3:.1f}", f"{nbytes / best['sync'] / 1e9:.2f}"]
-        row += [f"{nbytes / best['copy'] / 1e9:.2f}", f"{best['copy'] / best['sync']:.2f}"]
-        row += [f"{best['gloo'] / best['sync']:.2f}" if "gloo" in best else "", "1", f"{verified * 1e3:.1f}"]
+        verified = best_of({"sync": things["sync"]}, repeats // 2)["sync"]
+        row = [size, transport, f"{best['sync'][0] * 1e3:.0f}", f"{nbytes / best['sync'][0] / 1e9:.2f}"]
+        row += [f"{nbytes / best['copy'][0] / 1e9:.2f}", *shares(best, "copy"), *shares(best, "gloo")]
+        row += ["1", f"{verified[0] * 1e3:.0f}"]
         print("| " + " | ".join(row) + " |", flush=True)
         for process in processes:
             process.end()
 
 
-def best_of(things: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """Least seconds of each, after one round that warms up."""
+def shares(best: dict[str, Seconds], of: str) -> list[str]:
+    """How fast a sync is beside something else, by the clock and by the CPU."""
+    return (
+        [f"{other / sync:.2f}" for other, sync in zip(best[of], best["sync"], strict=True)] if of in best else ["", ""]
+    )
+
+
+def best_of(things: dict[str, Callable[[], Seconds]], repeats: int) -> dict[str, Seconds]:
+    """Least seconds of each, of either kind, after one round that warms up."""
     rounds = [{name: thing() for name, thing in things.items()} for _ in range(repeats + 1)][1:]
-    return {name: min(each[name] for each in rounds) for name in things}
+    return {name: (min(each[name][0] for each in rounds), min(each[name][1] for each in rounds)) for name in things}
 
 
 def measure_per_parameter(size: str, repeats: int) -> None:
@@ -262,21 +287,21 @@ def measure_per_parameter(size: str, repeats: int) -> None:
     count = sum(len(stacked) for stacked in fused_shapes(size))
     connected(processes, "ipc", "off")
 
-    def one_by_one() -> float:
-        began = time.perf_counter()
-        for index in range(count):
-            destination("take", index, source("offer", index))
-        return time.perf_counter() - began
+    def one_by_one() -> Seconds:
+        with Stopwatch() as watch:
+            for index in range(count):
+                destination("take", index, source("offer", index))
+        return watch.seconds
 
-    def at_once() -> float:
-        began = time.perf_counter()
-        together(processes, "sync")
-        return time.perf_counter() - began
+    def at_once() -> Seconds:
+        with Stopwatch() as watch:
+            together(processes, "sync")
+        return watch.seconds
 
     best = best_of({"ipc": at_once, "one": one_by_one}, repeats)
     print(
-        f"\n{size}: {2 * count} calls and {count} handles, {best['one'] * 1e3:.1f} ms; ipc, 2 calls, "
-        f"{best['ipc'] * 1e3:.1f} ms: {best['one'] / best['ipc']:.1f}x"
+        f"\n{size}: {2 * count} calls and {count} handles, {best['one'][0] * 1e3:.0f} ms; ipc, 2 calls, "
+        f"{best['ipc'][0] * 1e3:.0f} ms: {best['one'][0] / best['ipc'][0]:.1f}x"
     )
     for process in processes:
         process.end()
@@ -288,8 +313,8 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=TRANSPORTS)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
-    print("| Parameters | Transport | ms | GB/s | copy GB/s | of copy | of gloo | messages | verified ms |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = "Parameters | Transport | ms | GB/s | copy GB/s | of copy | CPU | of gloo | CPU | messages | verified ms"
+    print(f"| {columns} |\n|{'---|' * 11}")
     for size in options.sizes:
         measure(size, options.transports, options.repeats)
     if "ipc" in options.transports and "135M" in options.sizes:
