@@ -49,6 +49,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
 }
 # Before anything is saved; in the middle of a step; at each place of a save; at the start of an epoch.
+SHORT = ["update:2", "end:2", "commit:2", "mark:2", "update:5"]
 CHAIN = ["update:1", "update:2", "save:2", "end:2", "commit:2", "mark:2", "begin:5", "update:5"]
 
 
@@ -102,29 +103,29 @@ def same(left: Path, right: Path) -> None:
 
 def kill_and_go_on(command: Preloaded, program: str, argv: list[str], places: list[str]) -> Result:
     for place in places:
-        killed(command(program, argv, env={"PODIUM_TEST_KILL": place}))
-    result = command(program, argv)
+        killed(command(program, argv, env={"PODIUM_TEST_KILL": place}, timeout_s=600))
+    result = command(program, argv, timeout_s=600)
     finished(result)
     return result
 
 
 WAYS = [
-    ("ppo", 1),
-    pytest.param("grpo", 1, marks=pytest.mark.slow),
-    pytest.param("dapo", 1, marks=pytest.mark.slow),
-    pytest.param("ppo", 2, marks=pytest.mark.slow),
-    pytest.param("grpo", 2, marks=pytest.mark.slow),
+    ("ppo", 1, SHORT),
+    pytest.param("ppo", 1, CHAIN, marks=pytest.mark.slow),
+    pytest.param("grpo", 1, CHAIN, marks=pytest.mark.slow),
+    pytest.param("dapo", 1, SHORT, marks=pytest.mark.slow),
+    pytest.param("ppo", 2, CHAIN, marks=pytest.mark.slow),
+    pytest.param("grpo", 2, CHAIN, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "ranks"), WAYS)
+@pytest.mark.parametrize(("algorithm", "ranks", "places"), WAYS)
 def test_killed_anywhere_a_run_ends_where_it_would_have(
-    command: Preloaded, task: SmallTask, tmp_path: Path, algorithm: str, ranks: int
+    command: Preloaded, task: SmallTask, tmp_path: Path, algorithm: str, ranks: int, places: list[str]
 ):
     changes = COMMON | ALGORITHMS[algorithm] | {"trainer__n_gpus_per_node": ranks}
     straight, run_dir = tmp_path / "straight", tmp_path / "killed"
-    finished(command(PPO, task.ppo(straight, **changes)))
-    places = CHAIN if algorithm == "ppo" else [place for place in CHAIN if place != "begin:5"]
+    finished(command(PPO, task.ppo(straight, **changes), timeout_s=600))
     result = kill_and_go_on(command, PPO, task.ppo(run_dir, **changes), places)
     same(straight, run_dir)
     assert f"resume  after step 4, from {run_dir}/global_step_4" in result.out
@@ -152,7 +153,7 @@ def test_killed_anywhere_on_both_engines_and_two_ranks(
             "critic__megatron__tensor_model_parallel_size": 2,
         }
     straight, run_dir = tmp_path / "straight", tmp_path / "killed"
-    finished(command(PPO, task.ppo(straight, **changes)))
+    finished(command(PPO, task.ppo(straight, **changes), timeout_s=600))
     kill_and_go_on(command, PPO, task.ppo(run_dir, **changes), ["update:2", "end:3", "commit:3", "begin:5"])
     assert computed(straight) == computed(run_dir)
     for last in ("export", "global_step_6/actor", "global_step_6/critic"):
@@ -187,7 +188,7 @@ def stopped(result: Result, run_dir: Path) -> int:
     return saved
 
 
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_sigterm_saves_first(command: Preloaded, task: SmallTask, tmp_path: Path, backend: str):
     """Nothing else is saved before the end."""
     changes = {"trainer__total_training_steps": 40, "trainer__backend": backend, "trainer__preempt_grace_s": 100}
