@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podium.utils.dataset_chat import ChatDataset, PackedDataset, collate_documents, first_fit
@@ -41,6 +41,7 @@ def test_bad_rows_are_named(write):
         ChatDataset(write([chat("one", "two")]), TOKENIZER, messages_key="chats", max_length=64)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
 def test_packing_puts_each_document_in_one_row_and_wastes_little(lengths):
     bins = first_fit(np.array(lengths), 20)

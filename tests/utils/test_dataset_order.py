@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podium.utils.dataset_order import MixtureLoader
@@ -15,6 +15,7 @@ def mixture(lengths, weights, batch=8, seed=0, shuffle=True):
     return MixtureLoader(sources, weights, batch, seed, shuffle)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.floats(0.05, 5)), min_size=1, max_size=4),
     st.integers(1, 9),
@@ -32,6 +33,7 @@ def test_each_source_gives_its_share_in_orders_of_its_own(sources, batch, batche
         assert counts.max(initial=0) - counts.min() <= 1, "no row a second time before all were there once"
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10), st.booleans())
 def test_a_position_is_exact(steps, shuffle):
     loader = mixture((5, 11), (1, 2), shuffle=shuffle)

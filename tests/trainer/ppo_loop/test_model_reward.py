@@ -136,7 +136,7 @@ def test_what_cannot_be_meant_is_refused(task, judge, tmp_path):
         configured(
             task, tmp_path, judge, reward_model__enable="false", reward_model__weight=1, reward_model__model__path=None
         )
-    with pytest.raises(UserError, match=r"function_weight has no effect without custom_reward_function.path"):
+    with pytest.raises(UserError, match=r"function_weight has no effect without a reward function beside"):
         configured(task, tmp_path, judge, custom_reward_function__path=None, reward_model__function_weight=1)
     with pytest.raises(UserError, match=r"reward_model.normalize=std: expected none or batch"):
         configured(task, tmp_path, judge, reward_model__normalize="std")
