@@ -9,9 +9,11 @@ The loss is the likelihood of the responses, with its entropy reported, as the e
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -32,6 +34,8 @@ class Sections:
 
 
 def main() -> None:
+    # Python puts this folder first on its path, where this very file would be taken for the package megatron.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("layers", 4), ("hidden", 256), ("rows", 16), ("width", 128), ("micro", 4), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
