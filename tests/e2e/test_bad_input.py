@@ -70,7 +70,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, task: SmallTask) -> dict[str
 BEFORE_IMPORTS = {
     "unknown key": (["data.train_batchsize=4"], ["data.train_batchsize", "did you mean data.train_batch_size?"]),
     "wrong type": (["data.train_batch_size=many"], ["data.train_batch_size", "takes int", "many"]),
-    "not a list": (["trainer.logger=console"], ["trainer.logger", "takes list"]),
+    "not a list": (["trainer.logger=5"], ["trainer.logger", "takes list"]),
     "null where a number is needed": (["trainer.nnodes=null"], ["trainer.nnodes", "takes int"]),
     "not key=value": (["data.train_files"], ["data.train_files", "key=value"]),
     "unknown environment variable": (
