@@ -304,3 +304,17 @@ def test_bfloat16_keeps_master_weights_in_float32(start: Start, paths, batches: 
     expected = plain_outputs(tiny_model("llama", num_hidden_layers=LAYERS), batches[0])
     difference = (outputs["log_probs"] - expected["log_probs"]).abs()
     assert difference.max() < 0.5 and difference.mean() < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["tp1", "dp2 ep2", "tp2 sp", "pp2"])
+def test_a_mixture_of_experts(start: Start, batches: list[Batch], tmp_path: Path, text: str):
+    """Losses and gradient norms of three steps: each sees the weights that the one before has left."""
+    path = save_tiny("qwen3_moe", tmp_path, num_hidden_layers=LAYERS)
+    _, expected = plain_training("qwen3_moe", batches, grad_clip=1.0, num_hidden_layers=LAYERS)
+    group = build(start, text, path)
+    outputs = group.infer(proto(batches[0]), 3).batch
+    close(dict(outputs.items()), plain_outputs(tiny_model("qwen3_moe", num_hidden_layers=LAYERS), batches[0]), 1e-4)
+    for batch, plain in zip(batches, expected, strict=True):
+        metrics = group.train(proto(batch), weighted_log_probs, 3)[0]
+        assert {k: metrics[k] for k in plain} == pytest.approx(plain, rel=5e-4)
