@@ -41,6 +41,9 @@ class ModelHost(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def build(self, path: str, layout: MegatronLayout, **options: Any) -> None:
         if parallel._current not in (None, layout):
+            # First the model: a process group that something still refers to keeps its threads, about fifty a layout.
+            self.chunks: Any = None
+            gc.collect()
             parallel.destroy()
         self.chunks = build_chunks(AutoConfig.from_pretrained(path), layout, **options)
         load(self.chunks, path)

@@ -1,5 +1,6 @@
 """A worker that holds one Megatron engine after the other, each in the layout it is told."""
 
+import gc
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ class MegatronHost(EngineRole):
         frozen: bool = False,
     ) -> None:
         if parallel._current is not None:
+            # First the engine: a process group that something still refers to keeps its threads, about fifty a layout.
+            self._engine: Any = None
+            gc.collect()
             parallel.destroy()
         training = None if frozen else Training(optim or small_steps(), total_steps, grad_clip)
         self._start("megatron", Section(config), ModelSpec(path, outputs, recompute=recompute), training)
