@@ -48,7 +48,8 @@ def init_distributed(timeout_s: float = 600.0) -> None:
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     elif _is_loopback(os.environ["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        rank, world_size, store = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), _loopback_store(timeout)
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank == 0, timeout, world_size)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     else:
         torch.distributed.init_process_group(backend, timeout=timeout)
@@ -58,14 +59,25 @@ def _is_loopback(host: str) -> bool:
     return os.path.exists("/sys/class/net/lo") and ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
 
 
-def _loopback_store(timeout: timedelta) -> torch.distributed.Store:
-    """The store that ranks meet in. torch's own listens on every interface; it takes over a socket that does not."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    size, listener = int(os.environ["WORLD_SIZE"]), None
-    is_master = os.environ["RANK"] == "0"
-    if is_master:
-        listener = socket.create_server((host, port), backlog=max(128, size)).detach()
-    return torch.distributed.TCPStore(host, port, size, is_master, timeout, master_listen_fd=listener)
+def tcp_store(
+    host: str, port: int, is_master: bool, timeout: timedelta, world_size: int | None = None
+) -> torch.distributed.Store:
+    """The store that processes meet in; with `world_size`, it waits until all are there.
+
+    On a loopback address it listens there alone: torch's own would listen on every interface, so it is given a socket.
+    """
+    listener = None
+    if is_master and _is_loopback(host):
+        listener = socket.create_server((host, port), backlog=max(128, world_size or 0)).detach()
+    return torch.distributed.TCPStore(
+        host,
+        port,
+        world_size,
+        is_master,
+        timeout,
+        wait_for_workers=world_size is not None,
+        master_listen_fd=listener,
+    )
 
 
 def memory_used() -> dict[str, float]:

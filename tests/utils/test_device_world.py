@@ -3,6 +3,7 @@
 import ipaddress
 import multiprocessing
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import psutil
 import torch
 
 from podium.protocol.backend import free_port
-from podium.utils.device import init_distributed
+from podium.utils.device import init_distributed, tcp_store
 
 
-def _rank(rank: int, port: int, answers: Any) -> None:
+def _rank(rank: int, port: int, meeting: int, answers: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     init_distributed()
+    store = tcp_store("127.0.0.1", meeting, rank == 0, timedelta(seconds=60))
+    store.set(f"rank {rank}", "here")
+    store.wait([f"rank {1 - rank}"])
     total = torch.ones(1)
     torch.distributed.all_reduce(total, group=torch.distributed.new_group(backend="gloo"))
     listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
@@ -27,8 +31,8 @@ def _rank(rank: int, port: int, answers: Any) -> None:
 def test_only_loopback_is_listened_on():
     context = multiprocessing.get_context("spawn")
     answers: Any = context.Queue()
-    port = free_port()
-    ranks = [context.Process(target=_rank, args=(rank, port, answers)) for rank in range(2)]
+    ports = free_port(), free_port()
+    ranks = [context.Process(target=_rank, args=(rank, *ports, answers)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     results = [answers.get(timeout=100) for _ in ranks]

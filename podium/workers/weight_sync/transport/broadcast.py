@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from podium.utils.device import is_cuda
+from podium.utils.device import is_cuda, tcp_store
 from podium.utils.errors import UserError
 from podium.workers.weight_sync.transport.base import TRANSPORT_KEY, Link, Place, Sync, Transport
 from podium.workers.weight_sync.transport.exchange import Exchange
@@ -37,7 +37,7 @@ def _join(link: Link) -> Any:
     """A group of all the link's processes, whose default groups know nothing of each other."""
     host, port = link.rendezvous
     timeout, size = timedelta(seconds=link.settings.timeout_s), len(link.places)
-    store = dist.TCPStore(host, port, size, is_master=link.rank == 0, timeout=timeout)
+    store = tcp_store(host, port, link.rank == 0, timeout, size)
     name = f"podium-weight-sync-{port}"
     group, _ = distributed_c10d._new_process_group_helper(
         size,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from podium.utils.device import device, is_cuda
+from podium.utils.device import device, is_cuda, tcp_store
 from podium.workers.weight_sync.lane import Lane
 from podium.workers.weight_sync.transport.base import Link, Sync, make_buffer
 
@@ -40,8 +40,7 @@ class HostGroups:
     def __init__(self, link: Link):
         host, port = link.rendezvous
         self._link, self._timeout = link, timedelta(seconds=link.settings.timeout_s)
-        is_master = link.rank == 0
-        self._store = dist.TCPStore(host, port, is_master=is_master, timeout=self._timeout, wait_for_workers=False)
+        self._store = tcp_store(host, port, link.rank == 0, self._timeout)
         self._groups: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, ranks: Sequence[int]) -> Any:
