@@ -227,7 +227,10 @@ SFT_CASES = {
     "missing column": ({"data__response_key": "answer"}, ["no column 'answer' (data.response_key)"]),
     "model path that is not there": ({"model__path": "/nowhere"}, ["model.path=/nowhere"]),
     "batch larger than the data": ({"data__train_batch_size": 256}, ["data.train_batch_size=256", "128 rows"]),
-    "ranks that do not divide": ({"trainer__n_gpus_per_node": 3}, ["data.train_batch_size=32", "3 data-parallel ranks", "10.67"]),
+    "ranks that do not divide": (
+        {"trainer__n_gpus_per_node": 3},
+        ["data.train_batch_size=32", "3 data-parallel ranks", "10.67"],
+    ),
     "batch of nothing": ({"data__train_batch_size": 0}, ["data.train_batch_size=0", "at least 1"]),
     "logging never": ({"trainer__log_freq": 0}, ["trainer.log_freq=0", "at least 1"]),
     "unknown device": ({"trainer__device": "gpu"}, ["trainer.device=gpu", "auto or cpu or cuda"]),

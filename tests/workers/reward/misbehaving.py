@@ -117,7 +117,7 @@ ACTIONS = {
     "unpicklable": lambda info: {"score": 1, "f": lambda: 0},
     "local": lambda info: {"score": 1, "object": Local()},
     "close_output": lambda info: os.closerange(1, 3) or 1.0,
-    "close_everything": lambda info: os.closerange(0, 64) or 1.0,
+    "close_everything": lambda info: os.closerange(0, 4096) or 1.0,
     "alarm": use_alarm,
     "leave_an_alarm": leave_an_alarm,
     "print": print_a_gigabyte,

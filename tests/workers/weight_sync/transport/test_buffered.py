@@ -68,6 +68,7 @@ def side(request: pytest.FixtureRequest, model_dirs: dict[str, str]) -> Iterator
                 rank,
                 places,
                 rendezvous,
+                b"of this test",
                 settings,
                 sources[rank] if rank < 2 else None,
                 engines[rank - 1] if rank else None,
