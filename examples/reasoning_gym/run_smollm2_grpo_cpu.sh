@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GRPO on a real pretrained model, on a CPU: one-digit sums of reasoning_gym after two worked examples. About ten minutes
-# on two cores for 20 steps. MODEL is any Hugging Face directory or hub name; further key=value arguments win.
+# GRPO on a real pretrained model, on a CPU: one-digit sums of reasoning_gym after two worked examples, 20
+# steps. MODEL is any Hugging Face directory or hub name; further key=value arguments win.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-.venv/bin/python}
