@@ -28,6 +28,11 @@ class ValueModel(torch.nn.Module):
         torch.nn.init.zeros_(self.score.weight)
 
     @property
+    def backbone(self) -> Any:
+        """The transformers model under the head."""
+        return getattr(self, self._backbone_name)
+
+    @property
     def hf_architecture(self) -> str:
         """The Hugging Face class that loads this model once it is saved."""
         return value_architecture(self.config)
@@ -36,7 +41,7 @@ class ValueModel(torch.nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor
     ) -> torch.Tensor:
         """Values (b, L, 1)."""
-        hidden = getattr(self, self._backbone_name)(
+        hidden = self.backbone(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state
         return self.score(hidden)

@@ -77,14 +77,15 @@ def _parts(config: Any, role: str) -> tuple[Any, Any]:
     """What a role was trained with (``strategy`` and the engine's section), and what it was made from."""
     from podium.workers.engine.spec import LogProbs, ModelSpec, Scores, Values
 
+    seed = config.trainer.seed
     if isinstance(config, PPOConfig):
         policy = config.actor_rollout_ref.model
         if role == "critic":
             path = config.critic.model.path or policy.path
-            return config.critic, ModelSpec(path, Values(), config.critic.model.trust_remote_code)
-        return config.actor_rollout_ref.actor, ModelSpec(policy.path, LogProbs(), policy.trust_remote_code)
+            return config.critic, ModelSpec.trained(config.critic.model, Values(), seed, path)
+        return config.actor_rollout_ref.actor, ModelSpec.trained(policy, LogProbs(), seed)
     outputs = Scores(has_head=False) if isinstance(config, RMConfig) else LogProbs()
-    return config, ModelSpec(config.model.path, outputs, config.model.trust_remote_code)
+    return config, ModelSpec.trained(config.model, outputs, seed)
 
 
 def _one_rank(config: Any) -> Any:

@@ -20,7 +20,10 @@ def train(config: RMConfig) -> dict[str, float]:
     Raises:
         UserError: bad input.
     """
+    from transformers import AutoModel
+
     from podium.models.hf import load_hf_config
+    from podium.models.lora import check_lora
     from podium.protocol import ClassWithInitArgs
     from podium.trainer.chat import chat_options, load_chat_tokenizer
     from podium.trainer.rm.objective import preference_objective
@@ -30,7 +33,8 @@ def train(config: RMConfig) -> dict[str, float]:
     from podium.workers.reward_model import RewardModelTrainer
 
     data, model = config.data, config.model
-    load_hf_config(model.path, "model.path", model.trust_remote_code)
+    hf_config = load_hf_config(model.path, "model.path", model.trust_remote_code)
+    check_lora(hf_config, model, AutoModel, "model")
     tokenizer = load_chat_tokenizer(model.path, data, model.trust_remote_code, "model.path")
     _own_pad_token(tokenizer, model.path)
 
@@ -56,6 +60,7 @@ def train(config: RMConfig) -> dict[str, float]:
         config,
         preference_objective,
         pad_token_id=tokenizer.pad_token_id,
+        seed=config.trainer.seed,
         mini_batch_rows=2 * plan.rows,
         micro_batch_rows=2 * plan.micro,
         total_steps=plan.total_steps,

@@ -19,7 +19,10 @@ def train(config: SFTConfig) -> dict[str, float]:
     Raises:
         UserError: bad input.
     """
+    from transformers import AutoModelForCausalLM
+
     from podium.models.hf import load_hf_config
+    from podium.models.lora import check_lora
     from podium.protocol import ClassWithInitArgs
     from podium.trainer.chat import load_chat_tokenizer
     from podium.trainer.sft.objective import sft_objective
@@ -29,7 +32,8 @@ def train(config: SFTConfig) -> dict[str, float]:
     from podium.workers.actor import ActorWorker
 
     data, model = config.data, config.model
-    load_hf_config(model.path, "model.path", model.trust_remote_code)
+    hf_config = load_hf_config(model.path, "model.path", model.trust_remote_code)
+    check_lora(hf_config, model, AutoModelForCausalLM, "model")
     tokenizer = load_chat_tokenizer(model.path, data, model.trust_remote_code, "model.path")
 
     train_set: Any = _dataset(config, tokenizer, "train_files")
@@ -45,6 +49,7 @@ def train(config: SFTConfig) -> dict[str, float]:
         mini_batch_rows=plan.rows,
         micro_batch_rows=plan.micro,
         infer_rows=plan.micro,
+        seed=config.trainer.seed,
         total_steps=plan.total_steps,
     )
     return run_supervised(config, plan, "actor", actor, SFTTrainer, train_set, val_set, tokenizer)

@@ -19,6 +19,8 @@ class ActorWorker(TrainedRole, SyncRole):
         entropy_grad: the objective differentiates the entropy.
         sum_pi_squared: `compute_log_prob` gives the sum of squared probabilities too.
         infer_rows: sequences in one forward without gradients.
+        ref_rows: the same for the reference, where it is the base of a model with LoRA.
+        seed: of what is drawn when the model is made.
         config, objective, schedule: as for `TrainedRole`.
     """
 
@@ -32,18 +34,18 @@ class ActorWorker(TrainedRole, SyncRole):
         entropy_grad: bool = False,
         sum_pi_squared: bool = False,
         infer_rows: int,
+        ref_rows: int = 0,
+        seed: int = 0,
         **schedule: int,
     ):
         super().__init__(config, objective, **schedule)
-        self._model, self._infer_rows = model, infer_rows
+        self._model, self._infer_rows, self._ref_rows, self._seed = model, infer_rows, ref_rows, seed
         self._outputs = LogProbs(temperature, entropy_grad, sum_pi_squared)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the model and lays it out over the ranks."""
-        model = self._model
-        recompute = model.enable_gradient_checkpointing
-        self._start_training(ModelSpec(model.path, self._outputs, model.trust_remote_code, recompute))
+        self._start_training(ModelSpec.trained(self._model, self._outputs, self._seed))
 
     @register(dispatch_mode=ENGINE_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -54,6 +56,13 @@ class ActorWorker(TrainedRole, SyncRole):
         outputs = self._engine.infer(tensors_of(data), self._infer_rows)
         names = {"log_probs": "old_log_probs", "entropy": "entropys"}
         return DataProto.from_dict({names.get(name, name): values for name, values in outputs.items()})
+
+    @register(dispatch_mode=ENGINE_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """``ref_log_prob`` (B, R): with LoRA the frozen base is the reference, so that no second model is needed."""
+        with self._engine.adapter_off():
+            outputs = self._engine.infer(tensors_of(data), self._ref_rows)
+        return DataProto.from_dict({"ref_log_prob": outputs["log_probs"]})
 
     @register(dispatch_mode=ENGINE_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> list[dict[str, float]]:

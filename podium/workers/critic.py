@@ -13,19 +13,18 @@ class CriticWorker(TrainedRole):
 
     Args:
         model_path: Hugging Face directory of the backbone.
+        seed: of what is drawn when the model is made.
         config, objective, schedule: as for `TrainedRole`; the config has ``model``, too.
     """
 
-    def __init__(self, model_path: str, config: Any, objective: LossFn, **schedule: int):
+    def __init__(self, model_path: str, config: Any, objective: LossFn, *, seed: int = 0, **schedule: int):
         super().__init__(config, objective, **schedule)
-        self._model_path = model_path
+        self._model_path, self._seed = model_path, seed
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the backbone, puts a value head on it, and lays both out over the ranks."""
-        model = self._config.model
-        recompute = model.enable_gradient_checkpointing
-        self._start_training(ModelSpec(self._model_path, Values(), model.trust_remote_code, recompute))
+        self._start_training(ModelSpec.trained(self._config.model, Values(), self._seed, self._model_path))
 
     @register(dispatch_mode=ENGINE_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -48,21 +48,19 @@ class RewardModelTrainer(TrainedRole):
     Args:
         config: as for `TrainedRole`; has ``model``, too.
         pad_token_id: goes into the export, where transformers finds the last token of a padded sequence by it.
+        seed: of what is drawn when the model is made.
         objective, schedule: as for `TrainedRole`; rows count sequences, so they are even.
     """
 
-    def __init__(self, config: Any, objective: LossFn, *, pad_token_id: int, **schedule: int):
+    def __init__(self, config: Any, objective: LossFn, *, pad_token_id: int, seed: int = 0, **schedule: int):
         super().__init__(config, objective, **schedule)
-        self._pad_token_id = pad_token_id
+        self._pad_token_id, self._seed = pad_token_id, seed
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Loads the backbone, puts a head on it that starts at zero, and lays both out over the ranks."""
-        model = self._config.model
         outputs = Scores(has_head=False, pad_token_id=self._pad_token_id)
-        self._start_training(
-            ModelSpec(model.path, outputs, model.trust_remote_code, model.enable_gradient_checkpointing)
-        )
+        self._start_training(ModelSpec.trained(self._config.model, outputs, self._seed))
 
     @register(dispatch_mode=ENGINE_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:

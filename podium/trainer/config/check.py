@@ -2,6 +2,7 @@
 
 from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engine_rules
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
+from podium.trainer.config.lora import lora_rules
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.placement import check_tensor_parallel, check_transport, placement_rules, rollout_ranks
 from podium.trainer.config.ppo import DataConfig, PPOConfig
@@ -111,7 +112,8 @@ def check_generate_config(config: GenerateConfig, explicit: set[str]) -> None:
         "n_gpus_per_node",
     )
     rules = [(f"rollout.{leaf}", "without a trainer") for leaf in leaves]
-    rules.append(("model.enable_gradient_checkpointing", "without a trainer"))
+    trained = ("enable_gradient_checkpointing", "lora_rank", "lora_alpha", "target_modules")
+    rules += [(f"model.{leaf}", "without a trainer") for leaf in trained]
     rules += _engine_rules(rollout, "rollout")
     if rollout.temperature == 0:
         rules += [(f"rollout.{leaf}", "with rollout.temperature=0") for leaf in ("top_p", "top_k")]
@@ -142,6 +144,9 @@ def _engine_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]]:
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
     rules = [*_ignored_by_optimizer(config.optim, "optim"), *_ignored_by_checkpoints(config.trainer)]
     rules += engine_rules("", "strategy", config.strategy, config.megatron, MegatronConfig())
+    rules += lora_rules(config.model, "model", config.strategy, "strategy")
+    if not config.model.lora_rank:
+        rules.append(("trainer.seed", "with model.lora_rank=0: nothing is drawn (data.seed is of the order)"))
     if not config.data.shuffle:
         rules.append(("data.seed", "with data.shuffle=false"))
     if not config.data.val_files:
@@ -166,6 +171,7 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     in_reward = algorithm.use_kl_in_reward or (algorithm.use_kl_in_reward is None and algorithm.kl_ctrl.kl_coef > 0)
     if not in_reward and not actor.use_kl_loss:
         rules.append(("actor_rollout_ref.ref", "without a KL (algorithm.kl_ctrl.kl_coef or actor.use_kl_loss)"))
+    rules += _lora_rules(config)
     if not actor.use_kl_loss:
         why = "without actor_rollout_ref.actor.use_kl_loss=true"
         rules += [(f"actor_rollout_ref.actor.{leaf}", why) for leaf in ("kl_loss_coef", "kl_loss_type")]
@@ -187,6 +193,17 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     if not config.data.val_files:
         unread = ("data.val_batch_size", "trainer.log_val_generations", "actor_rollout_ref.rollout.val_kwargs")
         rules += [(key, "without data.val_files") for key in unread]
+    return rules
+
+
+def _lora_rules(config: PPOConfig) -> list[tuple[str, str]]:
+    policy, critic = config.actor_rollout_ref, config.critic
+    strategy = "actor_rollout_ref.actor.strategy"
+    rules = lora_rules(policy.model, "actor_rollout_ref.model", policy.actor.strategy, strategy)
+    rules += lora_rules(critic.model, "critic.model", critic.strategy, "critic.strategy")
+    if policy.model.lora_rank:
+        why = "with actor_rollout_ref.model.lora_rank: the reference is the actor's own frozen base"
+        rules.append(("actor_rollout_ref.ref.fsdp_config", why))
     return rules
 
 

@@ -58,7 +58,17 @@ class MegatronConfig:
 
 
 @dataclass
-class ModelConfig:
+class LoRAConfig:
+    lora_rank: int = 0
+    """LoRA: train adapters of this rank on the frozen model (pip install 'podium[lora]'); 0 trains all weights."""
+    lora_alpha: int = 16
+    """LoRA: the adapters' product counts lora_alpha / lora_rank times."""
+    target_modules: Any = "all-linear"
+    """LoRA: all-linear (but the head over the vocabulary), or a list of names of linear layers: [q_proj,v_proj]."""
+
+
+@dataclass
+class ModelConfig(LoRAConfig):
     path: str = ""
     """Hugging Face directory (or cached hub name) of the policy. Required."""
     trust_remote_code: bool = False

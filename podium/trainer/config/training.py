@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from podium.trainer.config.shared import FSDPConfig, MegatronConfig, OptimConfig
+from podium.trainer.config.shared import FSDPConfig, LoRAConfig, MegatronConfig, OptimConfig
 
 
 @dataclass
@@ -74,7 +74,7 @@ class RefConfig:
 
 
 @dataclass
-class CriticModelConfig:
+class CriticModelConfig(LoRAConfig):
     path: str | None = None
     """Where the critic starts; null takes the actor's model. Its value head starts at zero."""
     trust_remote_code: bool = False

@@ -52,6 +52,8 @@ _RANGES = {
     "train_batch_size": _AT_LEAST_1,
     "val_batch_size": _AT_LEAST_1,
     "data.max_length": _Range(2),
+    "lora_rank": _AT_LEAST_0,
+    "lora_alpha": _AT_LEAST_1,
     "filter_overlong_prompts_workers": _AT_LEAST_1,
     "max_prompt_length": _AT_LEAST_1,
     "max_response_length": _AT_LEAST_1,

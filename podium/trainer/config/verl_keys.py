@@ -15,6 +15,8 @@ INSTEAD = {
     "optimizer_offload": "not offered: every role stays on its device",
     "ulysses_sequence_parallel_size": "not offered",
     "fsdp_size": "not offered: FSDP shards over all ranks",
+    "exclude_modules": "not offered: list what to adapt in target_modules",
+    "lora_adapter_path": "not offered: adapters start at zero (an export is merged: it can be the next model.path)",
     "reward_fn_key": "use data.column_names={data_source: COLUMN}",
     "load_format": "not needed: weights arrive with the first sync",
     "free_cache_engine": "not needed: rollout.gpu_memory_utilization bounds the cache",

@@ -33,6 +33,8 @@ class Plan:
     critic_shards: int
     use_critic: bool
     use_reference: bool
+    reference_is_base: bool
+    """With LoRA: the reference is the frozen base of the actor's model, and no role of its own."""
     use_kl_in_reward: bool
     use_reward_model: bool
     use_greedy_baseline: bool
@@ -59,7 +61,8 @@ class Plan:
 
     def describe(self, config: PPOConfig) -> str:
         """The plan as lines for the console."""
-        roles = ["actor", *(["critic"] * self.use_critic), *(["ref"] * self.use_reference)]
+        reference = "ref (the actor's base)" if self.reference_is_base else "ref"
+        roles = ["actor", *(["critic"] * self.use_critic), *([reference] * self.use_reference)]
         roles += ["reward model"] * self.use_reward_model
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         tp = rollout.tensor_model_parallel_size
@@ -149,6 +152,7 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         critic_shards=critic_shards,
         use_critic=use_critic,
         use_reference=use_kl_in_reward or actor.use_kl_loss,
+        reference_is_base=config.actor_rollout_ref.model.lora_rank > 0,
         use_kl_in_reward=use_kl_in_reward,
         use_reward_model=config.reward_model.enable,
         use_greedy_baseline="reward_baselines" in reads,

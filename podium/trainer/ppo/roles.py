@@ -3,7 +3,10 @@
 import importlib.util
 from typing import Any
 
+from transformers import AutoModel, AutoModelForCausalLM
+
 from podium.models.hf import load_hf_config
+from podium.models.lora import check_lora
 from podium.protocol import ClassWithInitArgs
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
@@ -25,8 +28,10 @@ def check_models(config: PPOConfig, device: str) -> None:
     """
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     hf_config = load_hf_config(model.path, "actor_rollout_ref.model.path", model.trust_remote_code)
-    if config.critic.model.path:
-        load_hf_config(config.critic.model.path, "critic.model.path", config.critic.model.trust_remote_code)
+    check_lora(hf_config, model, AutoModelForCausalLM, "actor_rollout_ref.model")
+    critic = config.critic.model
+    critic_config = load_hf_config(critic.path, "critic.model.path", critic.trust_remote_code) if critic.path else None
+    check_lora(critic_config or hf_config, critic, AutoModel, "critic.model")
     if config.reward_model.enable:
         _check_reward_model(config.reward_model.model)
     width = config.data.max_prompt_length + config.data.max_response_length
@@ -102,6 +107,8 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
             mini_batch_rows=plan.actor_mini_rows // plan.actor_shards,
             micro_batch_rows=plan.actor_micro_rows,
             infer_rows=plan.log_prob_micro_rows,
+            ref_rows=plan.ref_micro_rows,
+            seed=config.trainer.seed,
             epochs=actor.ppo_epochs,
             total_steps=plan.actor_updates,
         )
@@ -112,12 +119,13 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
             config.critic.model.path or actor_rollout_ref.model.path,
             config.critic,
             ValueObjective(config.critic),
+            seed=config.trainer.seed,
             mini_batch_rows=plan.critic_mini_rows // plan.critic_shards,
             micro_batch_rows=plan.critic_micro_rows,
             epochs=plan.critic_epochs,
             total_steps=plan.critic_updates,
         )
-    if plan.use_reference:
+    if plan.use_reference and not plan.reference_is_base:
         roles["ref"] = ClassWithInitArgs(
             ReferenceWorker,
             actor_rollout_ref.model,

@@ -63,6 +63,8 @@ class PPOTrainer:
         self.config, self.plan = config, plan
         self.actor, self.rollout = groups["actor"], groups["rollout"]
         self.critic, self.ref = groups.get("critic"), groups.get("ref")
+        if plan.use_reference and plan.reference_is_base:
+            self.ref = self.actor
         self.source, self.validator, self.tokenizer = source, validator, tokenizer
         self.tracking, self.timer = tracking, timer
         self.weights = WeightSync(

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,14 @@ class TrainEngine(ABC):
 
     @abstractmethod
     def pieces(self) -> list[Piece]:
-        """What this rank holds of the weights, as views of its own memory. Not a collective."""
+        """What this rank holds of the weights that `export` gives. Every rank calls it.
+
+        Views of its own memory, or of tensors made for this call where the engine keeps the weights in parts.
+        """
+
+    def adapter_off(self) -> AbstractContextManager[None]:
+        """Within, `infer` computes with the frozen base of a model that has an adapter."""
+        raise AssertionError(f"{type(self).__name__} has no adapter")
 
     @abstractmethod
     def save(self, path: str) -> None:

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
+from podium.models.lora import add_lora
 from podium.models.megatron import require_megatron
-from podium.models.value_head import load_reward_model, load_value_model
+from podium.models.value_head import ValueModel, load_reward_model, load_value_model
 from podium.utils.errors import UserError
 from podium.workers.engine.base import TrainEngine
 from podium.workers.engine.forward import forward_log_probs, forward_scores, forward_values
@@ -57,6 +58,8 @@ def _fsdp(config: Any, model: ModelSpec, training: Training | None) -> FSDPEngin
             module.config.pad_token_id = outputs.pad_token_id
     else:
         module, forward = load_value_model(model.path, dtype, **options), forward_values
+    backbone = module.backbone if isinstance(module, ValueModel) else module
+    adapter = add_lora(module, backbone, model.lora) if model.lora is not None else None
     if training is None:
-        return FSDPEngine(module.requires_grad_(False), forward, config)
-    return FSDPEngine(module, forward, config, training.optim, training.total_steps, training.grad_clip)
+        return FSDPEngine(module.requires_grad_(False), forward, config, adapter=adapter)
+    return FSDPEngine(module, forward, config, training.optim, training.total_steps, training.grad_clip, adapter)

@@ -3,6 +3,8 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from podium.models.hf import disable_dropout, transformer_blocks, write_hf
 from podium.models.hf_layout import checkpoint_pieces
+from podium.models.lora import ADAPTER_FOLDER, Adapter
 from podium.utils.checkpoint import write_synced
 from podium.utils.device import device, init_distributed
+from podium.utils.errors import UserError
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import (
@@ -35,6 +39,7 @@ from podium.workers.engine.sharded_files import read_tensors, write_tensors
 Forward = Callable[[torch.nn.Module, Tensors], Tensors]
 
 _SCHEDULE = "schedule.json"
+_FROZEN = "frozen_checksum"
 _LOSS = "@loss"  # among the metrics while they are reduced
 
 
@@ -48,6 +53,7 @@ class FSDPEngine(TrainEngine):
         optim_config: None for a model that is never trained.
         total_steps: optimizer steps of the whole run, for the schedule.
         grad_clip: largest global gradient norm.
+        adapter: what was added to the module, which is then all that is trained.
     """
 
     def __init__(
@@ -58,11 +64,12 @@ class FSDPEngine(TrainEngine):
         optim_config: Any | None = None,
         total_steps: int = 1,
         grad_clip: float = 1.0,
+        adapter: Adapter | None = None,
     ):
         init_distributed()
         self._mesh = init_device_mesh(device().type, (torch.distributed.get_world_size(),))
         self._forward = forward
-        self._grad_clip = grad_clip
+        self._grad_clip, self._adapter = grad_clip, adapter
         self._writers: Any = None
         self._module = self._shard(module, fsdp_config)
         self._optimizer, self._scheduler = None, None
@@ -130,20 +137,27 @@ class FSDPEngine(TrainEngine):
         return Denominator(*counts.tolist())
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        self._reshard()
         config: Any = self._module.config
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in self._weights():
             # Cast before gathering: half the bytes on the wire for bfloat16.
-            local = parameter.detach().to(dtype)
-            whole = local.full_tensor() if isinstance(local, DTensor) else local
+            whole = _whole(parameter.detach().to(dtype))
             for piece in checkpoint_pieces(config.model_type, [(name, (0,) * whole.dim(), whole)]):
                 yield piece.name, piece.tensor
 
     def pieces(self) -> list[Piece]:
-        self._reshard()
-        shards = [(name, *_local_shard(parameter)) for name, parameter in self._module.named_parameters()]
+        shards = [(name, *_local_shard(parameter)) for name, parameter in self._weights()]
         config: Any = self._module.config
         return checkpoint_pieces(config.model_type, shards)
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of a model without adapters that computes the same, sharded as this rank holds them."""
+        self._reshard()
+        parameters = self._module.named_parameters()
+        return parameters if self._adapter is None else self._adapter.merged(parameters)
+
+    def adapter_off(self) -> AbstractContextManager[None]:
+        assert self._adapter is not None, "the model has no adapter"
+        return self._adapter.off()
 
     def _reshard(self) -> None:
         """Puts the master weights back in place.
@@ -172,18 +186,21 @@ class FSDPEngine(TrainEngine):
         write_tensors(tensors, path, group)  # last: it returns when all ranks have written
 
     def state_bytes(self) -> int:
-        local = sum(_local_shard(parameter)[1].nbytes for parameter in self._module.parameters())
+        trained = self._saved_parameters().values()
+        local = sum(_local_shard(parameter)[1].nbytes for parameter in trained)
         return local * (3 if self._optimizer is not None else 1)  # AdamW's two moments
 
     def load(self, path: str) -> None:
         model, optimizer = self._model_and_optimizer()
-        tensors, _ = self._flat(model, optimizer)
+        tensors, now = self._flat(model, optimizer)
+        saved = json.loads((Path(path) / _SCHEDULE).read_text(encoding="utf-8"))
+        if saved.get(_FROZEN) != now.get(_FROZEN):
+            raise UserError(f"{path}: its adapters were trained on another base than the model that was loaded")
         read_tensors(tensors, path)
         set_state_dict(self._module, self._optimizers(), model_state_dict=model, optim_state_dict=optimizer)
         if self._scheduler is not None:
             # The position alone: the rates follow from it and the configuration, which may have changed.
-            position = json.loads((Path(path) / _SCHEDULE).read_text(encoding="utf-8"))["last_epoch"]
-            set_schedule(self._scheduler, position)
+            set_schedule(self._scheduler, saved["last_epoch"])
 
     def _state(self) -> tuple[Tensors, dict[str, Any]]:
         """Every tensor that training changes, by name, and the position in the schedule."""
@@ -191,13 +208,29 @@ class FSDPEngine(TrainEngine):
 
     def _flat(self, model: dict[str, Any], optimizer: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
         # Tied weights are one parameter under two names: the first stands for both.
-        all_names = (name for name, _ in self._module.named_parameters(remove_duplicate=False))
-        second_names = set(all_names) - {name for name, _ in self._module.named_parameters()}
-        tensors = {f"model.{name}": tensor for name, tensor in model.items() if name not in second_names}
+        all_names = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
+        left_out = all_names - self._saved_parameters().keys()
+        tensors = {f"model.{name}": tensor for name, tensor in model.items() if name not in left_out}
         for name, state in optimizer.get("state", {}).items():
             tensors.update((f"optimizer.{name}.{key}", value) for key, value in state.items())
         schedule = {"last_epoch": self._scheduler.last_epoch} if self._scheduler is not None else {}
-        return tensors, schedule
+        return tensors, schedule | ({_FROZEN: self._frozen_checksum} if self._adapter is not None else {})
+
+    def _saved_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What a checkpoint has of the model: all of it, or what an adapter trains."""
+        named = dict(self._module.named_parameters())
+        return named if self._adapter is None else {name: named[name] for name in sorted(self._adapter.trained)}
+
+    @cached_property
+    def _frozen_checksum(self) -> int:
+        """Of the weights that a checkpoint leaves out, alike for any number of ranks. A collective."""
+        saved = self._saved_parameters()
+        frozen = [_local_shard(p)[1] for name, p in self._module.named_parameters() if name not in saved]
+        integers = {2: torch.int16, 4: torch.int32}
+        sums = [shard.view(integers[shard.element_size()]).sum(dtype=torch.int64) for shard in frozen]
+        total = torch.stack([(place + 1) * each for place, each in enumerate(sums)]).sum()
+        torch.distributed.all_reduce(total, group=self._mesh.get_group())
+        return int(total)
 
     def _model_and_optimizer(self) -> tuple[dict[str, Any], dict[str, Any]]:
         self._reshard()
@@ -217,12 +250,17 @@ class FSDPEngine(TrainEngine):
         self._reshard()
         dtype = next(self._module.parameters()).dtype
         whole = {name: _exactly(tensor.cpu()) for name, tensor in self.export(dtype) if self._is_writer()}
+        trained = {}
+        if self._adapter is not None:
+            trained = {name: _exactly(_whole(p.detach()).cpu()) for name, p in self._saved_parameters().items()}
         try:
             if self._is_writer():
                 module: Any = self._module
                 plain_name = type(module).__name__.removeprefix("FSDP")
                 architecture = getattr(module, "hf_architecture", plain_name)
                 write_hf(path, whole, module.config, architecture, getattr(module, "generation_config", None))
+                if self._adapter is not None:
+                    self._adapter.save(Path(path) / ADAPTER_FOLDER, trained, module.config.name_or_path)
         finally:  # also where writing fails: the other ranks wait here
             torch.distributed.barrier()
 
@@ -230,7 +268,12 @@ class FSDPEngine(TrainEngine):
         return torch.distributed.get_rank() == 0
 
 
-def _local_shard(parameter: torch.nn.Parameter) -> tuple[tuple[int, ...], torch.Tensor]:
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gathered, where it is sharded: a collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local_shard(parameter: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
     """Where this rank's part of a parameter starts, and that part: rows, in chunks of which the last may be shorter."""
     if not isinstance(parameter, DTensor):
         return (0,) * parameter.dim(), parameter.data

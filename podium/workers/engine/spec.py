@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from podium.models.lora import LoRA
+
 
 @dataclass(frozen=True)
 class LogProbs:
@@ -43,6 +45,20 @@ class ModelSpec:
     trust_remote_code: bool = False
     recompute: bool = False
     """Recompute activations in backward."""
+    lora: LoRA | None = None
+    """Train adapters on a frozen model."""
+
+    @classmethod
+    def trained(cls, model: Any, outputs: Outputs, seed: int, path: str | None = None) -> "ModelSpec":
+        """From the section of a model that is trained.
+
+        Args:
+            model: has the fields of `ModelConfig`.
+            seed: draws what does not come from the directory.
+            path: in place of the section's.
+        """
+        lora = LoRA.from_config(model, seed)
+        return cls(path or model.path, outputs, model.trust_remote_code, model.enable_gradient_checkpointing, lora)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
+from podium.models.lora import LoRA, add_lora
 from podium.models.value_head import load_value_model
 from podium.protocol import DataProto, Dispatch, Worker, register
 from podium.trainer.config.shared import FSDPConfig, OptimConfig
+from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import NonFiniteError, Tensors
 from podium.workers.engine.forward import forward_log_probs, forward_values
@@ -35,15 +37,20 @@ class EngineHost(Worker):
         total_steps: int = 10,
         grad_clip: float = 1.0,
         checkpointing: bool = False,
+        lora: LoRA | None = None,
     ) -> None:
         options: dict[str, Any] = {"gradient_checkpointing": checkpointing, "trust_remote_code": False}
+        dtype = getattr(torch, fsdp.model_dtype) if fsdp is not None else torch.float32
         if value:
-            module: torch.nn.Module = load_value_model(path, torch.float32, **options)
+            module: torch.nn.Module = load_value_model(path, dtype, **options)
             forward: Any = forward_values
         else:
-            module = load_pretrained(AutoModelForCausalLM, path, torch.float32, **options)
+            module = load_pretrained(AutoModelForCausalLM, path, dtype, **options)
             forward = partial(forward_log_probs, temperature=TEMPERATURE, entropy_grad=True)
-        self.engine = FSDPEngine(module, forward, fsdp or FSDPConfig(), optim or small_steps(), total_steps, grad_clip)
+        adapter = add_lora(module, getattr(module, "backbone", module), lora) if lora is not None else None
+        self.engine = FSDPEngine(
+            module, forward, fsdp or FSDPConfig(), optim or small_steps(), total_steps, grad_clip, adapter
+        )
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def infer(self, data: DataProto, micro: int) -> DataProto:
@@ -69,6 +76,25 @@ class EngineHost(Worker):
             {k: getattr(v, "_local_tensor", v).clone() for k, v in state.items()} for state in optimizer.state.values()
         ]
         return [local, [group["lr"] for group in optimizer.param_groups], copy.deepcopy(scheduler.state_dict())]
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def infer_base(self, data: DataProto, micro: int) -> DataProto:
+        with self.engine.adapter_off():
+            return DataProto.from_dict(self.engine.infer(tensors_of(data), micro))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def parameters(self) -> Tensors:
+        """All parameters, whole, under the names of the module as it is."""
+        named = self.engine._module.named_parameters()
+        return {name: getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for name, p in named}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pieces(self) -> list[Piece]:
+        return self.engine.pieces()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def state_bytes(self) -> int:
+        return self.engine.state_bytes()
 
     @register(Dispatch.ONE_TO_ALL)
     def save(self, path: str) -> None:
