@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from podium.trainer.checkpoint import CheckpointError, Checkpoints
-from podium.trainer.config.sft import SFTTrainerConfig
 from podium.trainer.config.shared import CheckpointConfig
+from podium.trainer.config.supervised import SupervisedTrainerConfig
 from podium.trainer.resume import find_resume
 from podium.utils.checkpoint import BEST, LATEST, marked, seal, steps, verify
 
@@ -147,7 +147,7 @@ def test_a_run_that_is_taken_back_goes_on_from_there(tmp_path):
     role.text = "two"
     save(checkpoints, 2)
     random.seed(5)
-    settings = SFTTrainerConfig(
+    settings = SupervisedTrainerConfig(
         resume_mode="resume_path",
         resume_from_path=str(tmp_path / "global_step_1"),
         default_local_dir=str(tmp_path),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from podium.trainer.config.sft import SFTTrainerConfig
+from podium.trainer.config.supervised import SupervisedTrainerConfig
 from podium.trainer.resume import Resume, check_resume, find_resume, is_finished, metrics_from
 from podium.utils.checkpoint import beside, mark, publish, seal, step_folder, write_manifest
 from podium.utils.errors import UserError
@@ -23,7 +23,9 @@ def save(run_dir: Path, step: int) -> None:
 
 def step(run_dir: Path, mode: str = "auto", path: Path | None = None) -> int | None:
     found = find_resume(
-        SFTTrainerConfig(resume_mode=mode, resume_from_path=str(path) if path else None, default_local_dir=str(run_dir))
+        SupervisedTrainerConfig(
+            resume_mode=mode, resume_from_path=str(path) if path else None, default_local_dir=str(run_dir)
+        )
     )
     return None if found is None else found.step
 

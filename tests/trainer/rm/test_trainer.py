@@ -81,10 +81,11 @@ def test_the_objective_is_bradley_terry_whatever_the_cut():
     assert (scores.grad != 0).sum() == 4
 
 
-def test_it_learns_and_transformers_reads_the_same_scores_from_the_export(task, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", [{}, {"model__lora_rank": 4, "optim__lr": 1e-2}], ids=["whole", "lora"])
+def test_it_learns_and_transformers_reads_the_same_scores_from_the_export(task, data, tmp_path, monkeypatch, changes):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     run_dir = tmp_path / "run"
-    validation = train(rm(task, data, run_dir, trainer__total_epochs=4))
+    validation = train(rm(task, data, run_dir, trainer__total_epochs=4, **changes))
     steps = lines(run_dir)
     assert steps[0]["train/loss"] == pytest.approx(math.log(2), rel=1e-5), "scores start at 0"
     assert validation["val/accuracy"] == steps[-1]["val/accuracy"] == 1.0 and validation["val/loss"] < 0.1

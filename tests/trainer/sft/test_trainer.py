@@ -73,6 +73,20 @@ def test_micro_batches_and_ranks_change_nothing(task, tmp_path, monkeypatch):
     assert results[2] == pytest.approx(results[0], rel=1e-4)
 
 
+def test_the_seed_draws_the_adapters(task, tmp_path, monkeypatch):
+    """Their B is 0, so that the first loss is the base's; its gradient depends on A."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    first = {}
+    for name, changes in {"a": {}, "b": {"trainer__seed": 1}, "again": {"trainer__seed": 0}}.items():
+        changes |= {"model__lora_rank": 2, "trainer__total_training_steps": 1, "data__val_files": None}
+        config, explicit = load_config(SFTConfig, task.sft(tmp_path / name, **changes))
+        check_sft_config(config, explicit)
+        train(config)
+        first[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["a"]["train/loss"] == first["b"]["train/loss"]
+    assert first["a"]["train/grad_norm"] == first["again"]["train/grad_norm"] != first["b"]["train/grad_norm"]
+
+
 def chats(path, count):
     rows = [
         {
