@@ -1,7 +1,7 @@
 """LoRA (arXiv 2106.09685) on a model's linear layers: a frozen W computes as ``W + (alpha / rank) B A``."""
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,6 @@ ADAPTER_FOLDER = "lora_adapter"
 # Names that peft gives; "default" is the only adapter.
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.", ".lora_B.default."
 _PEFT_PREFIX = "base_model.model."
-
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Adapter:
         from peft.tuners.lora import LoraLayer
 
         self.trained = trained
-        self._lora = lora
+        self._module, self._lora = module, lora
         self._layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
 
     @contextmanager
@@ -152,12 +150,12 @@ class Adapter:
                 layer._disable_adapters = False
 
     @torch.no_grad()
-    def merged(self, named_parameters: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
+    def merged(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of a plain model that computes the same, under its names, sharded as the model's own are.
 
         A collective where they are sharded. The base is never written to, so nothing adds up from call to call.
         """
-        parameters = dict(named_parameters)
+        parameters = dict(self._module.named_parameters())
         for name, parameter in parameters.items():
             if _A in name or _B in name:
                 continue
@@ -175,6 +173,23 @@ class Adapter:
             return local
         mesh, placements = weight.device_mesh, weight.placements
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is trained, by name."""
+        return ((name, p.detach()) for name, p in self._module.named_parameters() if name in self.trained)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers that are adapted, in the model without adapters."""
+        return sorted(name.split(_A)[0] for name in self.trained if _A in name)
+
+    @torch.no_grad()
+    def factors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``, with the scale in B: their product is added to W."""
+        for name, parameter in self.parameters():
+            if _A in name or _B in name:
+                factor = parameter if _A in name else parameter * (self._lora.alpha / self._lora.rank)
+                yield name.replace(".default.", "."), factor
 
     def save(self, path: Path, tensors: Mapping[str, torch.Tensor], base: str) -> None:
         """Writes a directory that ``PeftModel.from_pretrained`` loads onto the base model.

@@ -21,6 +21,7 @@ class ActorWorker(TrainedRole, SyncRole):
         infer_rows: sequences in one forward without gradients.
         ref_rows: the same for the reference, where it is the base of a model with LoRA.
         seed: of what is drawn when the model is made.
+        sync_adapter: of a model with LoRA, send the adapter alone to the rollout.
         config, objective, schedule: as for `TrainedRole`.
     """
 
@@ -36,10 +37,12 @@ class ActorWorker(TrainedRole, SyncRole):
         infer_rows: int,
         ref_rows: int = 0,
         seed: int = 0,
+        sync_adapter: bool = False,
         **schedule: int,
     ):
         super().__init__(config, objective, **schedule)
         self._model, self._infer_rows, self._ref_rows, self._seed = model, infer_rows, ref_rows, seed
+        self._sync_adapter = sync_adapter
         self._outputs = LogProbs(temperature, entropy_grad, sum_pi_squared)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -71,4 +74,5 @@ class ActorWorker(TrainedRole, SyncRole):
 
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         rollout = self.peer("rollout")
-        return "actor", self._engine.pieces, rollout.engine if rollout is not None else None
+        source = self._engine.adapter_pieces if self._sync_adapter else self._engine.pieces
+        return "actor", source, rollout.engine if rollout is not None else None

@@ -15,6 +15,7 @@ from tests.small_task import SmallTask
 
 POLICY = "actor_rollout_ref__model__"
 ROLLOUT = "actor_rollout_ref__rollout__"
+ADAPTER_ONLY = f"{ROLLOUT}weight_sync__adapter_only"
 LORA = {f"{POLICY}lora_rank": 4, f"{POLICY}lora_alpha": 32, "algorithm__kl_ctrl__kl_coef": 0.01}
 TWO_STEPS = {"trainer__total_training_steps": 2, "actor_rollout_ref__actor__optim__lr": 1e-2}
 
@@ -32,6 +33,12 @@ WAYS = [
     ({}, 1),
     pytest.param({f"{ROLLOUT}name": "vllm", "trainer__backend": "ray"}, 1, marks=pytest.mark.slow),
     pytest.param({f"{ROLLOUT}name": "vllm"}, 2, marks=pytest.mark.slow),
+    pytest.param({f"{ROLLOUT}name": "vllm", ADAPTER_ONLY: "true"}, 1, marks=pytest.mark.slow),
+    pytest.param(
+        {f"{ROLLOUT}name": "vllm", ADAPTER_ONLY: "true", f"{ROLLOUT}tensor_model_parallel_size": 2},
+        2,
+        marks=pytest.mark.slow,
+    ),
     pytest.param({f"{ROLLOUT}placement": "device"}, 2, marks=pytest.mark.slow),
     pytest.param({f"{ROLLOUT}weight_sync__transport": "cpu"}, 2, marks=pytest.mark.slow),
     pytest.param({f"{ROLLOUT}weight_sync__transport": "sharded"}, 2, marks=pytest.mark.slow),

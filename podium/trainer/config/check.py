@@ -2,7 +2,7 @@
 
 from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engine_rules
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
-from podium.trainer.config.lora import lora_rules
+from podium.trainer.config.lora import check_adapter_only, lora_rules
 from podium.trainer.config.methods import check_methods, method_rules
 from podium.trainer.config.placement import check_tensor_parallel, check_transport, placement_rules, rollout_ranks
 from podium.trainer.config.ppo import DataConfig, PPOConfig
@@ -35,6 +35,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
         )
     rollout_ranks(config.actor_rollout_ref.rollout, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     check_transport(config.actor_rollout_ref.rollout)
+    check_adapter_only(config.actor_rollout_ref)
     _check_frequency(config)
     check_methods(config)
     _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)

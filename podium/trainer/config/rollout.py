@@ -24,6 +24,9 @@ class WeightSyncConfig:
     (docs/weight_sync.md)."""
     frequency: int = 1
     """Iterations between syncs: with k, responses come from weights up to k - 1 updates of the actor old."""
+    adapter_only: bool = False
+    """LoRA and vllm: send the adapter by itself, and let generation apply it at every layer: a small sync, a slower
+    token. false sends the merged weights."""
     verify: str = "full"
     """Compare, bit for bit, what was sent with what generation uses: off | sample (an eighth each time) | full."""
     bucket_megabytes: int = 32

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoModel, AutoModelForCausalLM
 
 from podium.models.hf import load_hf_config
-from podium.models.lora import check_lora
+from podium.models.lora import LoRA, check_lora
 from podium.protocol import ClassWithInitArgs
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
@@ -109,6 +109,7 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
             infer_rows=plan.log_prob_micro_rows,
             ref_rows=plan.ref_micro_rows,
             seed=config.trainer.seed,
+            sync_adapter=rollout.weight_sync.adapter_only,
             epochs=actor.ppo_epochs,
             total_steps=plan.actor_updates,
         )
@@ -152,5 +153,6 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
         stop_token_ids=stop_token_ids(actor_rollout_ref.model.path, tokenizer),
         seed=config.trainer.seed,
         trust_remote_code=actor_rollout_ref.model.trust_remote_code,
+        lora=LoRA.from_config(actor_rollout_ref.model, 0) if rollout.weight_sync.adapter_only else None,
     )
     return roles

@@ -84,6 +84,10 @@ class TrainEngine(ABC):
         """Within, `infer` computes with the frozen base of a model that has an adapter."""
         raise AssertionError(f"{type(self).__name__} has no adapter")
 
+    def adapter_pieces(self) -> list[Piece]:
+        """As `pieces`, of an adapter alone: ``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``, the scale in B."""
+        raise AssertionError(f"{type(self).__name__} has no adapter")
+
     @abstractmethod
     def save(self, path: str) -> None:
         """Writes weights, optimizer and scheduler under the directory `path`. Every rank calls it.

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -145,15 +145,21 @@ class FSDPEngine(TrainEngine):
                 yield piece.name, piece.tensor
 
     def pieces(self) -> list[Piece]:
-        shards = [(name, *_local_shard(parameter)) for name, parameter in self._weights()]
+        return self._pieces(self._weights())
+
+    def adapter_pieces(self) -> list[Piece]:
+        assert self._adapter is not None, "the model has no adapter"
+        self._reshard()
+        return self._pieces(self._adapter.factors())
+
+    def _pieces(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[Piece]:
         config: Any = self._module.config
-        return checkpoint_pieces(config.model_type, shards)
+        return checkpoint_pieces(config.model_type, [(name, *_local_shard(tensor)) for name, tensor in named])
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of a model without adapters that computes the same, sharded as this rank holds them."""
         self._reshard()
-        parameters = self._module.named_parameters()
-        return parameters if self._adapter is None else self._adapter.merged(parameters)
+        return self._module.named_parameters() if self._adapter is None else self._adapter.merged()
 
     def adapter_off(self) -> AbstractContextManager[None]:
         assert self._adapter is not None, "the model has no adapter"

@@ -11,11 +11,13 @@ from typing import Any
 import psutil
 import torch
 
+from podium.models.lora import LoRA
 from podium.utils.device import is_cuda, preserve_torch_state
 from podium.utils.piece import Piece
-from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
+from podium.workers.rollout.base import NamedTensors, Output, Request, RolloutEngine, SamplingParams
 from podium.workers.rollout.vllm_cpu import adapt_cpu_build, repack_experts
 from podium.workers.rollout.vllm_layout import vllm_pieces
+from podium.workers.rollout.vllm_lora import adapter_pieces, lora_options
 
 
 class VLLMRollout(RolloutEngine):
@@ -30,6 +32,7 @@ class VLLMRollout(RolloutEngine):
         gpu_memory_utilization: share of the device's memory for weights and KV cache (CUDA only).
         enforce_eager: no CUDA graphs.
         seed: seeds the engine; requests carry their own seeds.
+        lora: of the adapter that `serve_adapter` brings.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class VLLMRollout(RolloutEngine):
         enforce_eager: bool = True,
         seed: int = 0,
         trust_remote_code: bool = False,
+        lora: LoRA | None = None,
     ):
         super().__init__()
+        self._lora, self._adapter, self._adapted = lora, None, frozenset[str]()
         with preserve_torch_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own use of torch
             _prepare_vllm()
@@ -76,6 +81,7 @@ class VLLMRollout(RolloutEngine):
                 trust_remote_code=trust_remote_code,
                 generation_config="vllm",
                 **by_device,
+                **lora_options(lora),
             )
         self._engine = self._llm.llm_engine
         self._running: dict[str, SamplingParams] = {}
@@ -103,7 +109,8 @@ class VLLMRollout(RolloutEngine):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._engine.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params)
+        prompt = {"prompt_token_ids": list(request.prompt_ids)}
+        self._engine.add_request(request.request_id, prompt, params, lora_request=self._adapter)
         self._running[request.request_id] = s
 
     def step(self) -> list[Output]:
@@ -135,7 +142,26 @@ class VLLMRollout(RolloutEngine):
         return Output(request_id, tokens, log_probs, reason, sampling, [self.weight_version] * len(tokens))
 
     def pieces(self) -> list[Piece]:
-        return vllm_pieces(self._model())
+        if self._adapter is None:
+            return vllm_pieces(self._model())
+        assert self._lora is not None
+        return adapter_pieces(self._model(), self._adapted, self._lora.rank)
+
+    def serve_adapter(self, base: NamedTensors, path: str, layers: Iterable[str]) -> None:
+        """Takes the weights of the base for good, and an adapter; from then on `pieces` are the adapter's alone.
+
+        Args:
+            path: directory in peft's format; read here only.
+            layers: names of those that the adapter changes.
+        """
+        from vllm.lora.request import LoRARequest
+
+        self.update_weights(0, base)
+        self.overwrite()  # the adapter's weights are those of no version yet
+        adapter = LoRARequest("policy", 1, path)
+        if not self._engine.add_lora(adapter):
+            raise RuntimeError(f"vLLM did not take the adapter at {path}")
+        self._adapter, self._adapted = adapter, frozenset(layers)
 
     def _model(self) -> torch.nn.Module:
         [model] = self._llm.apply_model(lambda model: model)

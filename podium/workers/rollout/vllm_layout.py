@@ -19,6 +19,11 @@ _Rows = tuple[str, int, int]
 """Name of a whole tensor, the first of its rows that are here, and how many are."""
 
 
+def stacked_modules(model: torch.nn.Module) -> dict[str, list[str]]:
+    """What the modules of some names stack along dim 0: last names of modules of the checkpoint."""
+    return {**_STACKED, **getattr(model, "packed_modules_mapping", {})}
+
+
 def vllm_pieces(model: torch.nn.Module) -> list[Piece]:
     """What this tensor-parallel rank holds of each tensor of the checkpoint, as views of its parameters.
 
@@ -27,10 +32,11 @@ def vllm_pieces(model: torch.nn.Module) -> list[Piece]:
     """
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    stacked = {**_STACKED, **getattr(model, "packed_modules_mapping", {})}
+    stacked = stacked_modules(model)
     pieces: list[Piece] = []
     seen: set[int] = set()
-    for prefix, module in model.named_modules():
+    for wrapped, module in model.named_modules():
+        prefix = wrapped.removesuffix(".base_layer")  # of a layer that takes adapters
         if isinstance(module, RoutedExperts):
             pieces += _experts(prefix, module)
             continue
@@ -45,19 +51,22 @@ def vllm_pieces(model: torch.nn.Module) -> list[Piece]:
 def _pieces(prefix: str, module: Any, leaf: str, data: torch.Tensor, stacked: dict[str, list[str]]) -> Iterator[Piece]:
     from vllm.model_executor.layers.linear import RowParallelLinear
 
-    name = f"{prefix}.{leaf}"
     if isinstance(module, RowParallelLinear) and data.dim() == 2:
-        yield _columns(name, data, module.tp_rank)
+        yield columns_piece(f"{prefix}.{leaf}", data, module.tp_rank)
         return
-    parent, _, own = prefix.rpartition(".")
-    parts = [f"{parent}.{part}.{leaf}" for part in stacked[own]] if own in stacked else [name]
     start = 0
-    for whole, first, count in _row_ranges(module, parts, data):
-        yield _rows(whole, first, data[start : start + count])
+    for whole, first, count in row_ranges(module, stacked_names(prefix, leaf, stacked), data):
+        yield rows_piece(whole, first, data[start : start + count])
         start += count
 
 
-def _row_ranges(module: Any, parts: list[str], data: torch.Tensor) -> Iterator[_Rows]:
+def stacked_names(prefix: str, leaf: str, stacked: dict[str, list[str]]) -> list[str]:
+    """The checkpoint's tensors that the parameter `leaf` of the module at `prefix` is made of, in their order."""
+    parent, _, own = prefix.rpartition(".")
+    return [f"{parent}.{part}.{leaf}" for part in stacked[own]] if own in stacked else [f"{prefix}.{leaf}"]
+
+
+def row_ranges(module: Any, parts: list[str], data: torch.Tensor) -> Iterator[_Rows]:
     """The runs of rows in a parameter of `module`, in order, when it stacks the tensors `parts`."""
     from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -85,14 +94,16 @@ def _row_ranges(module: Any, parts: list[str], data: torch.Tensor) -> Iterator[_
         yield parts[0], 0, len(data) if data.dim() else 0
 
 
-def _rows(name: str, first: int, data: torch.Tensor) -> Piece:
+def rows_piece(name: str, first: int, data: torch.Tensor) -> Piece:
+    """Rows of a whole tensor, from `first` on."""
     if not data.dim():
         return Piece(name, (), (), data)
     rest = tuple(data.shape[1:])
     return Piece(name, (first, *(0 for _ in rest)), (first + len(data), *rest), data)
 
 
-def _columns(name: str, data: torch.Tensor, tp_rank: int) -> Piece:
+def columns_piece(name: str, data: torch.Tensor, tp_rank: int) -> Piece:
+    """The columns of a whole matrix that are this tensor-parallel rank's."""
     rows, width = data.shape
     return Piece(name, (0, tp_rank * width), (rows, (tp_rank + 1) * width), data)
 
@@ -116,6 +127,6 @@ def _experts(prefix: str, layer: Any) -> Iterator[Piece]:
             continue
         name = f"{block}.{expert}."
         gate, up = w13[local, :width, :hidden], w13[local, padded : padded + width, :hidden]
-        yield _rows(f"{name}{layer.ckpt_gate_proj_name}.weight", rank * width, gate)
-        yield _rows(f"{name}{layer.ckpt_up_proj_name}.weight", rank * width, up)
-        yield _columns(f"{name}{layer.ckpt_down_proj_name}.weight", w2[local, :hidden, :width], rank)
+        yield rows_piece(f"{name}{layer.ckpt_gate_proj_name}.weight", rank * width, gate)
+        yield rows_piece(f"{name}{layer.ckpt_up_proj_name}.weight", rank * width, up)
+        yield columns_piece(f"{name}{layer.ckpt_down_proj_name}.weight", w2[local, :hidden, :width], rank)

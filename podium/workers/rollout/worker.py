@@ -1,5 +1,7 @@
 """The rollout role: a batch of prompts in, a batch of responses out, over whichever engine is configured."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from podium.models.hf import load_pretrained
 from podium.models.hf_layout import checkpoint_tensors
+from podium.models.lora import LoRA, add_lora
 from podium.protocol import DataProto, Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from podium.utils.device import init_distributed, memory_used
 from podium.utils.errors import UserError
@@ -28,6 +31,7 @@ class RolloutWorker(SyncRole):
         pad_token_id: fills what a response leaves free.
         stop_token_ids: each ends a response, and belongs to it.
         seed: of the engine.
+        lora: with it, the base is read here, once, and the adapter alone arrives with each sync (vllm).
     """
 
     def __init__(
@@ -41,12 +45,13 @@ class RolloutWorker(SyncRole):
         stop_token_ids: tuple[int, ...],
         seed: int = 0,
         trust_remote_code: bool = False,
+        lora: LoRA | None = None,
     ):
         super().__init__()
         self._model_path, self._config = model_path, config
         self._max_prompt_length, self._max_response_length = max_prompt_length, max_response_length
         self._pad, self._stop = pad_token_id, stop_token_ids
-        self._seed, self._trust_remote_code = seed, trust_remote_code
+        self._seed, self._trust_remote_code, self._lora = seed, trust_remote_code, lora
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -61,21 +66,24 @@ class RolloutWorker(SyncRole):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_own_weights(self) -> None:
         """Takes the weights at the model's path, as version 0: generation without a trainer."""
-        model = load_pretrained(
+        self.engine.update_weights(0, checkpoint_tensors(self._load_own()))
+
+    def _load_own(self) -> torch.nn.Module:
+        return load_pretrained(
             AutoModelForCausalLM,
             self._model_path,
             getattr(torch, self._config.dtype),
             gradient_checkpointing=False,
             trust_remote_code=self._trust_remote_code,
         )
-        self.engine.update_weights(0, checkpoint_tensors(model))
 
     def _build(self) -> RolloutEngine:
         if self._config.name == "vllm":
             from podium.workers.rollout.vllm import VLLMRollout
 
-            return VLLMRollout(
+            engine = VLLMRollout(
                 self._model_path,
+                lora=self._lora,
                 dtype=self._config.dtype,
                 max_model_len=self._max_prompt_length + self._max_response_length,
                 max_num_seqs=self._config.max_num_seqs,
@@ -85,6 +93,14 @@ class RolloutWorker(SyncRole):
                 seed=self._seed,
                 trust_remote_code=self._trust_remote_code,
             )
+            if self._lora is not None:
+                model = self._load_own()
+                base = list(checkpoint_tensors(model))
+                adapter = add_lora(model, model, self._lora)
+                with TemporaryDirectory() as folder:
+                    adapter.save(Path(folder), dict(adapter.parameters()), self._model_path)
+                    engine.serve_adapter(base, folder, adapter.layers)
+            return engine
         if self._config.name == "hf":
             from podium.workers.rollout.hf import HFRollout
 

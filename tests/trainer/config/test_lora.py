@@ -17,6 +17,7 @@ from podium.utils.errors import UserError
 
 POLICY, CRITIC = "actor_rollout_ref.model.", "critic.model."
 FILES = ["data.train_files=x", "data.val_files=x"]
+ADAPTER_ONLY = "actor_rollout_ref.rollout.weight_sync.adapter_only=true"
 KL = "algorithm.kl_ctrl.kl_coef=0.1"
 
 
@@ -56,6 +57,20 @@ REFUSED = {
     "a reference of its own": (
         [f"{POLICY}lora_rank=8", KL, "actor_rollout_ref.ref.fsdp_config.dtype=bfloat16"],
         "ref.fsdp_config.dtype has no effect with actor_rollout_ref.model.lora_rank: the reference is the actor's own",
+    ),
+    "no adapter to send": ([ADAPTER_ONLY], "adapter_only=true: there is no adapter with"),
+    "merged weights only": (
+        [f"{POLICY}lora_rank=8", ADAPTER_ONLY, "actor_rollout_ref.rollout.name=hf"],
+        "adapter_only=true: rollout.name=hf takes merged weights only",
+    ),
+    "too large a rank": ([f"{POLICY}lora_rank=513", ADAPTER_ONLY], "vLLM takes ranks up to 512"),
+    "the head": (
+        [f"{POLICY}lora_rank=8", f"{POLICY}target_modules=[lm_head]", ADAPTER_ONLY],
+        "lm_head .* merged weights",
+    ),
+    "another base": (
+        [f"{POLICY}lora_rank=8", ADAPTER_ONLY, "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16"],
+        "the rollout reads the base itself, in float32; the actor's is rounded by",
     ),
     "verl's": ([f"{POLICY}exclude_modules=[q_proj]"], "list what to adapt in target_modules"),
 }
