@@ -66,7 +66,10 @@ def _parse(text: str) -> tuple[str, Any]:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise UserError(f"{text}: not of the form key=value ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"{text}: not of the form key=value ({str(error).splitlines()[0]}); a value with special characters needs "
+            "quotes that the shell keeps: \"key='...'\""
+        ) from None
     if override.is_delete() or override.is_sweep_override():
         raise UserError(
             f"{text}: only key=value is understood (no deletions, no sweeps); a value with commas needs quotes that "

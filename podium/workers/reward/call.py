@@ -66,7 +66,11 @@ async def call_async(fn: RewardFn, request: ScoreRequest, limit_s: float, retrie
 
 
 def call_batch(fn: Callable[..., Any], requests: list[ScoreRequest]) -> list[Outcome] | Outcome:
-    """Scores responses with one call of a function that takes lists; one outcome where the call itself fails."""
+    """Scores responses with one call of a function that takes lists; one outcome where the call itself fails.
+
+    What is no list of as many results is an error of every response: it is the function's doing, and not that of some
+    response that could be told from the others by calling again.
+    """
     try:
         results = fn(
             data_sources=[request.data_source for request in requests],
@@ -77,12 +81,14 @@ def call_batch(fn: Callable[..., Any], requests: list[ScoreRequest]) -> list[Out
         if inspect.isawaitable(results):
             results = asyncio.run(_awaited(results))
         if isinstance(results, str | Mapping) or not isinstance(results, Iterable):
-            return Outcome("error", reason=f"it returned {type(results).__name__} instead of a list of results")
+            wrong = f"it returned {type(results).__name__} instead of a list of results"
+            return [Outcome("error", reason=wrong)] * len(requests)
         results = list(results)
     except Failure as error:
         return outcome_of_error(error, __file__)
     if len(results) != len(requests):
-        return Outcome("error", reason=f"it returned {len(results)} results for {len(requests)} responses")
+        wrong = f"it returned {len(results)} results for {len(requests)} responses"
+        return [Outcome("error", reason=wrong)] * len(requests)
     return [outcome_of_result(result) for result in results]
 
 

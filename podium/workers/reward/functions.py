@@ -72,11 +72,25 @@ class RewardSource:
         try:
             signature.bind(**dict.fromkeys(self.arguments), **self.kwargs)
         except TypeError as error:
+            if inspect.isclass(fn):
+                raise UserError(
+                    f"custom_reward_function.name={self.name}: in {file} that is a class; name an instance of it, made "
+                    f"there ({self.name.lower()} = {self.name}())"
+                ) from None
             extra = f" and reward_kwargs {', '.join(self.kwargs)}" if self.kwargs else ""
             raise UserError(
                 f"custom_reward_function: {self.name}{signature} in {file} cannot be called with the keywords "
-                f"{', '.join(self.arguments)}{extra}: {error}"
+                f"{', '.join(self.arguments)}{extra}: {error}{self._other_manager(signature)}"
             ) from None
+
+    def _other_manager(self, signature: inspect.Signature) -> str:
+        """What to do about a function that takes what the other kind of manager passes."""
+        batch = self.arguments == BATCH_ARGUMENTS
+        if not set(ARGUMENTS if batch else BATCH_ARGUMENTS) & set(signature.parameters):
+            return ""
+        if batch:
+            return "; it takes one response a call: leave out reward_model.reward_manager=batch"
+        return "; it takes all responses in a call: set reward_model.reward_manager=batch"
 
 
 def _find(module: ModuleType, name: str, file: Path) -> RewardFn:

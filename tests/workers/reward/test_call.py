@@ -103,9 +103,9 @@ def test_a_batch_is_one_call_with_lists():
 
 
 @pytest.mark.parametrize("result", [[1.0], "ab", {"score": 1, "b": 2}, 1.0, None])
-def test_a_batch_of_another_length_is_the_calls_failure(result):
-    outcome = call_batch(lambda **_: result, [REQUEST, REQUEST])
-    assert isinstance(outcome, Outcome) and outcome.kind == "error"
+def test_what_is_no_list_of_as_many_results_is_an_error_of_all(result):
+    outcomes = call_batch(lambda **_: result, [REQUEST, REQUEST])
+    assert len(outcomes) == 2 and {outcome.kind for outcome in outcomes} == {"error"}
 
 
 def test_a_row_of_a_batch_may_fail_alone():

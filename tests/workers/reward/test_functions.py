@@ -56,8 +56,16 @@ def test_it_pickles_without_the_function():
 def test_the_batched_form_has_arguments_of_its_own(write):
     path = write("def compute_score(data_sources, solution_strs, ground_truths, extra_infos): return [1]\n")
     assert RewardSource(path, arguments=BATCH_ARGUMENTS).load()(**dict.fromkeys(BATCH_ARGUMENTS)) == [1]
-    with pytest.raises(UserError, match="data_sources, solution_strs"):
+    with pytest.raises(UserError, match=r"it takes all responses in a call: set reward_model.reward_manager=batch"):
+        RewardSource(path).load()
+    with pytest.raises(UserError, match=r"data_sources, solution_strs.* leave out reward_model.reward_manager=batch"):
         RewardSource(write(GOOD), arguments=BATCH_ARGUMENTS).load()
+
+
+def test_a_class_is_no_function_and_its_instance_is(write):
+    path = write("class Judge:\n    def __call__(self, **call): return 1.0\njudge = Judge()\n")
+    assert RewardSource(path, "judge").load()(**CALL) == 1.0
+    assert "that is a class; name an instance of it, made there (judge = Judge())" in failure(path, "Judge")
 
 
 def test_the_quickstarts_reward_loads():

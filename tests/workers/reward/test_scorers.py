@@ -59,6 +59,14 @@ def test_a_batch_that_fails_is_halved_until_the_cause_is_alone(score, deed, kind
     assert [outcome.score for outcome in outcomes] == list(map(float, texts))
 
 
+def test_a_list_of_another_length_is_not_halved_until_it_fits(score):
+    """One result is right for one response, and wrong for three."""
+    fn = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos): return [1.0]\n"
+    outcomes = score(fn, ["1", "2", "3"], reward_manager="batch")
+    assert {outcome.kind for outcome in outcomes} == {"error"}
+    assert "it returned 1 results for 3 responses" in outcomes[0].reason
+
+
 def test_a_batch_in_which_all_fails_ends(score):
     outcomes = score(BATCH, ["raise"] * 300, reward_manager="batch")
     assert {outcome.kind for outcome in outcomes} == {"error"} and len(outcomes) == 300
