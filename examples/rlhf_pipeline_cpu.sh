@@ -31,7 +31,7 @@ stage "the task: sort six digits, 291417= -> 112479"
 "$PYTHON" examples/quickstart/make_task.py --out "$TASK" --seed "$SEED"
 
 stage "supervised fine-tuning on answers of which three in eight are right"
-examples/quickstart/sft.sh trainer.seed="$SEED" data.seed=$((SEED + 1))
+examples/quickstart/sft.sh data.seed=$((SEED + 1))
 SFT=$RUNS/sft/export
 
 stage "preferences: what the fine-tuned model writes, judged"

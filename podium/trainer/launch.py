@@ -34,6 +34,7 @@ def worker_groups(
     name: str,
     rollout: Any = None,
     stacks: Path | None = None,
+    reward_model: Any = None,
 ) -> Iterator[dict[str, WorkerGroup]]:
     """Starts every role on every rank, colocated in one process a rank, and ends them all on the way out.
 
@@ -43,9 +44,14 @@ def worker_groups(
         rollout: has ``placement``, ``nnodes``, ``n_gpus_per_node``; takes the role ``rollout`` out of these processes
             unless its placement is ``process``. None: all roles are together.
         stacks: folder where `podium.trainer.blame` finds the stacks of ranks that are late.
+        reward_model: has ``nnodes``, ``n_gpus_per_node``; takes the role ``reward_model`` to devices of its own.
     """
     own = rollout.placement if rollout is not None else "process"
-    here = trainer.n_gpus_per_node + (rollout.n_gpus_per_node if own == "apart" and trainer.backend == "local" else 0)
+    apart = {"rollout": rollout} if own == "apart" else {}
+    apart |= {"reward_model": reward_model} if reward_model is not None else {}
+    here = trainer.n_gpus_per_node
+    if trainer.backend == "local":
+        here += sum(section.n_gpus_per_node for section in apart.values())
     env = {
         "PODIUM_DEVICE": device,
         "TOKENIZERS_PARALLELISM": "false",
@@ -56,17 +62,24 @@ def worker_groups(
     if stacks is not None:
         shutil.rmtree(stacks, ignore_errors=True)  # of processes that are gone
         env["PODIUM_STACKS"] = str(stacks)
-    options: dict[str, Any] = {"use_gpu": device == "cuda", "max_colocate_count": 2 if own == "device" else 1}
-    pool = ResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, name=name, **options)
-    together = {role: spec for role, spec in roles.items() if own == "process" or role != "rollout"}
-    starts = [(name, pool, together, env)]
+    use_gpu = device == "cuda"
+    pool = ResourcePool(
+        [trainer.n_gpus_per_node] * trainer.nnodes,
+        name=name,
+        use_gpu=use_gpu,
+        max_colocate_count=2 if own == "device" else 1,
+    )
+    alone = {*apart, *(["rollout"] if own == "device" else [])}
+    starts = [(name, pool, {role: spec for role, spec in roles.items() if role not in alone}, env)]
     if own == "device":
         starts.append(("rollout", pool, {"rollout": roles["rollout"]}, env))
-    elif own == "apart":
-        others = ResourcePool([rollout.n_gpus_per_node] * rollout.nnodes, name="rollout", **options)
-        if trainer.backend == "local" and device == "cuda":  # Ray hides the devices of other pools by itself
-            env = env | _remaining_devices(trainer.n_gpus_per_node, rollout.n_gpus_per_node)
-        starts.append(("rollout", others, {"rollout": roles["rollout"]}, env))
+    used = trainer.n_gpus_per_node
+    for role, section in apart.items():
+        others = ResourcePool([section.n_gpus_per_node] * section.nnodes, name=role, use_gpu=use_gpu)
+        # Ray hides the devices of other pools by itself.
+        hidden = _next_devices(used, section.n_gpus_per_node, role) if trainer.backend == "local" and use_gpu else {}
+        used += section.n_gpus_per_node
+        starts.append((role, others, {role: roles[role]}, env | hidden))
     groups: dict[str, WorkerGroup] = {}
     try:
         with make_backend(trainer.backend, **_backend_options(trainer.backend, len(starts))) as backend:
@@ -87,15 +100,16 @@ def worker_groups(
         remove_stale()  # weights in shared memory, of workers that were killed
 
 
-def _remaining_devices(used: int, wanted: int) -> dict[str, str]:
+def _next_devices(used: int, wanted: int, role: str) -> dict[str, str]:
+    """Devices for a role of its own: those after the first `used`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
     if len(names) < used + wanted:
         raise UserError(
-            f"actor_rollout_ref.rollout.placement=apart: {used} GPU(s) for the trainer and {wanted} for the rollout, "
-            f"but there are {len(names)}"
+            f"the role {role} has {wanted} GPU(s) of its own beside the {used} of the others, but there are "
+            f"{len(names)}: give it fewer, or have it share the trainer's"
         )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[used:])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[used : used + wanted])}
 
 
 def _backend_options(backend: str, groups: int) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
     from podium.trainer.ppo.data import prompt_dataset, train_order
     from podium.trainer.ppo.plan import make_plan
     from podium.trainer.ppo.preflight import check_rewards, check_rollout_correction, check_transport
-    from podium.trainer.ppo.roles import build_roles, check_models, check_reward_tokenizer
+    from podium.trainer.ppo.reward_reader import check_reader, reward_reader
+    from podium.trainer.ppo.roles import build_roles, check_models
     from podium.trainer.ppo.run import PPORun
     from podium.trainer.resume import resume_run
     from podium.utils.redact import redact
@@ -52,20 +53,22 @@ def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
         config.data.trust_remote_code,
         "actor_rollout_ref.model.path",
     )
-    if config.reward_model.enable:
-        check_reward_tokenizer(config.reward_model.model, tokenizer)
+    reader = reward_reader(config.reward_model, tokenizer) if config.reward_model.enable else None
     train_set = prompt_dataset(config.data, tokenizer, "train_files")
     val_set = prompt_dataset(config.data, tokenizer, "val_files") if config.data.val_files else None
     if val_set is None and (config.trainer.val_before_train or config.trainer.val_only or config.trainer.test_freq > 0):
         raise UserError("data.val_files is not set: give it, or set trainer.val_before_train=false and no test_freq")
     plan = make_plan(config, len(train_set))
     train_order(config.data, train_set)  # a bad one is told now
-    roles = build_roles(config, plan, tokenizer)
+    roles = build_roles(config, plan, tokenizer, reader.tokenizer if reader is not None else None)
+    datasets = [train_set] if val_set is None else [train_set, val_set]
+    if reader is not None:
+        check_reader(reader, datasets)
     function, reward = config.custom_reward_function, None
     if has_function(config.reward_model, function) or not config.reward_model.enable:
         scorer = build_scorer(config.reward_model, function)
         reward = RewardManager(scorer, tokenizer, max_failure_rate=config.reward_model.max_failure_rate)
-        check_rewards(config, reward, [train_set] if val_set is None else [train_set, val_set])
+        check_rewards(config, reward, datasets)
     make_run_dir(config.trainer.default_local_dir)
     plain = redact(dataclasses.asdict(config))
     resume = resume_run(config.trainer, plain, train_set.fingerprint(), plan.total_steps)
@@ -75,7 +78,7 @@ def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
     print(plan.describe(config), flush=True)
     if reward is not None:
         reward.failures.keep_in(config.trainer.default_local_dir)
-    run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer)
+    run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer, reader)
     with closing(reward) if reward is not None else nullcontext():
         validation = run.train(resume, last_step)
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)

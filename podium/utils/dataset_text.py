@@ -156,6 +156,13 @@ def is_chat(prompt: Any) -> bool:
     )
 
 
+def chat_as_text(prompt: Any) -> str:
+    """A prompt for people to read, and for judges: a chat one line ``role: content`` a message."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+
+
 def kind_of(value: Any) -> str:
     """What errors call a value of the wrong type."""
     return "null" if value is None else type(value).__name__

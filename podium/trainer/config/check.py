@@ -4,17 +4,26 @@ from podium.trainer.config.engines import check_layouts, engine_rules, ppo_engin
 from podium.trainer.config.generate import EvalConfig, GenerateConfig
 from podium.trainer.config.lora import check_adapter_only, lora_rules
 from podium.trainer.config.methods import check_methods, method_rules
-from podium.trainer.config.placement import check_tensor_parallel, check_transport, placement_rules, rollout_ranks
+from podium.trainer.config.placement import (
+    check_tensor_parallel,
+    check_transport,
+    placement_rules,
+    reward_ranks,
+    rollout_ranks,
+)
 from podium.trainer.config.ppo import DataConfig, PPOConfig
 from podium.trainer.config.reward import ScoringConfig
 from podium.trainer.config.rm import RMConfig
-from podium.trainer.config.rollout import RolloutConfig
+from podium.trainer.config.rollout import GenerationConfig
 from podium.trainer.config.scoring import check_scoring, has_function, scoring_rules
 from podium.trainer.config.sft import SFTConfig
 from podium.trainer.config.shared import CheckpointConfig, MegatronConfig, OptimConfig
 from podium.trainer.config.values import check_values
 from podium.utils.errors import UserError
 
+# Keys of the reward model that only one style of it reads.
+_DISCRIMINATIVE = ["strategy", "micro_batch_size_per_gpu", "fsdp_config", "megatron"]
+_GENERATIVE = ["judge", "rollout"]
 _KL_CONTROL = ("kl_ctrl.type", "kl_ctrl.horizon", "kl_ctrl.target_kl")
 
 
@@ -34,6 +43,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
             "sampled responses, so it must be above 0 (val_kwargs.temperature=0 is greedy validation)"
         )
     rollout_ranks(config.actor_rollout_ref.rollout, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    _check_reward_ranks(config)
     check_transport(config.actor_rollout_ref.rollout)
     check_adapter_only(config.actor_rollout_ref)
     _check_frequency(config)
@@ -56,6 +66,11 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
             f"actor_rollout_ref.rollout.val_kwargs.n={validation.n}: greedy validation gives one answer each time; "
             "set val_kwargs.temperature above 0, or n=1"
         )
+
+
+def _check_reward_ranks(config: PPOConfig) -> None:
+    ranks = reward_ranks(config.reward_model) or config.trainer.nnodes * config.trainer.n_gpus_per_node
+    check_tensor_parallel(config.reward_model.rollout, "reward_model.rollout", ranks)
 
 
 def _check_frequency(config: PPOConfig) -> None:
@@ -115,7 +130,7 @@ def check_generate_config(config: GenerateConfig, explicit: set[str]) -> None:
     rules = [(f"rollout.{leaf}", "without a trainer") for leaf in leaves]
     trained = ("enable_gradient_checkpointing", "lora_rank", "lora_alpha", "target_modules")
     rules += [(f"model.{leaf}", "without a trainer") for leaf in trained]
-    rules += _engine_rules(rollout, "rollout")
+    rules += placement_rules(rollout, "rollout") + _engine_rules(rollout, "rollout")
     if rollout.temperature == 0:
         rules += [(f"rollout.{leaf}", "with rollout.temperature=0") for leaf in ("top_p", "top_k")]
     _refuse_ignored(explicit, rules)
@@ -133,13 +148,10 @@ def check_eval_config(config: EvalConfig, explicit: set[str]) -> None:
     _refuse_ignored(explicit, rules)
 
 
-def _engine_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]]:
-    rules = placement_rules(rollout, prefix)
+def _engine_rules(rollout: GenerationConfig, prefix: str) -> list[tuple[str, str]]:
     if rollout.name != "hf":
-        return rules
-    return rules + [
-        (f"{prefix}.{leaf}", f"with {prefix}.name=hf") for leaf in ("gpu_memory_utilization", "enforce_eager")
-    ]
+        return []
+    return [(f"{prefix}.{leaf}", f"with {prefix}.name=hf") for leaf in ("gpu_memory_utilization", "enforce_eager")]
 
 
 def _supervised_rules(config: SFTConfig | RMConfig) -> list[tuple[str, str]]:
@@ -176,7 +188,9 @@ def _without_effect(config: PPOConfig) -> list[tuple[str, str]]:
     if not actor.use_kl_loss:
         why = "without actor_rollout_ref.actor.use_kl_loss=true"
         rules += [(f"actor_rollout_ref.actor.{leaf}", why) for leaf in ("kl_loss_coef", "kl_loss_type")]
-    rules += _engine_rules(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
+    rollout = config.actor_rollout_ref.rollout
+    rules += placement_rules(rollout, "actor_rollout_ref.rollout")
+    rules += _engine_rules(rollout, "actor_rollout_ref.rollout")
     rules += scoring_rules(config.reward_model, config.custom_reward_function)
     rules += _reward_model_rules(config) + _data_rules(config.data)
     rules += _ignored_by_checkpoints(config.trainer)
@@ -222,16 +236,24 @@ def _data_rules(data: DataConfig) -> list[tuple[str, str]]:
 
 
 def _reward_model_rules(config: PPOConfig) -> list[tuple[str, str]]:
-    model = config.reward_model
-    if model.enable and has_function(model, config.custom_reward_function):
-        return []
-    if model.enable:
+    model, key = config.reward_model, "reward_model"
+    if not model.enable:
+        leaves = ["model", "normalize", "weight", "function_weight", "style", "enable_resource_pool", "nnodes"]
+        leaves += ["n_gpus_per_node", *_DISCRIMINATIVE, *_GENERATIVE]
+        return [(f"{key}.{leaf}", f"without {key}.enable=true") for leaf in leaves]
+    unread = _DISCRIMINATIVE if model.style == "generative" else _GENERATIVE
+    rules = [(f"{key}.{leaf}", f"with {key}.style={model.style}") for leaf in unread]
+    if model.style == "generative":
+        rules += _engine_rules(model.rollout, f"{key}.rollout")
+        if model.rollout.temperature == 0:
+            rules += [(f"{key}.rollout.{leaf}", f"with {key}.rollout.temperature=0") for leaf in ("top_p", "top_k")]
+    if not model.enable_resource_pool:
+        leaves = ["nnodes", "n_gpus_per_node"]
+        rules += [(f"{key}.{leaf}", f"without {key}.enable_resource_pool=true") for leaf in leaves]
+    if not has_function(model, config.custom_reward_function):
         why = "without a reward function beside the reward model"
-        unread = ("function_weight", "max_failure_rate", *ScoringConfig.__dataclass_fields__)
-        return [(f"reward_model.{leaf}", why) for leaf in unread]
-    leaves = ["model", "strategy", "micro_batch_size_per_gpu", "normalize", "weight", "function_weight"]
-    leaves += ["fsdp_config"]
-    return [(f"reward_model.{leaf}", "without reward_model.enable=true") for leaf in leaves]
+        rules += [(f"{key}.{leaf}", why) for leaf in ("function_weight", *ScoringConfig.__dataclass_fields__)]
+    return rules
 
 
 def _check_checkpoints(trainer: CheckpointConfig, test_freq: int, strategy: str) -> None:

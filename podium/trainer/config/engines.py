@@ -58,8 +58,9 @@ def check_layouts(config: PPOConfig) -> None:
         "actor_rollout_ref.actor": (actor.strategy, actor.megatron),
         "actor_rollout_ref.ref": (actor.strategy, config.actor_rollout_ref.ref.megatron),
         "critic": (config.critic.strategy, config.critic.megatron),
-        "reward_model": (config.reward_model.strategy, config.reward_model.megatron),
     }
+    if not config.reward_model.enable_resource_pool:
+        sections["reward_model"] = (config.reward_model.strategy, config.reward_model.megatron)
     on_megatron = [(role, megatron) for role, (strategy, megatron) in sections.items() if strategy == "megatron"]
     for role, megatron in on_megatron[1:]:
         first, other = on_megatron[0]

@@ -1,6 +1,7 @@
-"""Where the rollout runs: what of it goes together."""
+"""Where the rollout and the reward model run: what of it goes together."""
 
-from podium.trainer.config.rollout import RolloutConfig
+from podium.trainer.config.reward import RewardModelConfig
+from podium.trainer.config.rollout import GenerationConfig, RolloutConfig
 from podium.utils.errors import UserError
 
 _TRANSPORTS = {"process": ("colocated",), "device": ("ipc", "broadcast"), "apart": ("ipc", "broadcast")}
@@ -23,7 +24,22 @@ def rollout_ranks(rollout: RolloutConfig, trainer_ranks: int) -> int:
     return ranks
 
 
-def check_tensor_parallel(rollout: RolloutConfig, key: str, ranks: int) -> None:
+def reward_ranks(model: RewardModelConfig) -> int:
+    """Ranks of its own that the reward model has; 0 where it runs in the trainer's processes, or there is none.
+
+    Raises:
+        UserError: they are not named.
+    """
+    if not (model.enable and model.enable_resource_pool):
+        return 0
+    if model.n_gpus_per_node is None:
+        raise UserError(
+            "reward_model.n_gpus_per_node is not set: with enable_resource_pool=true, the ranks it has on each node"
+        )
+    return model.nnodes * model.n_gpus_per_node
+
+
+def check_tensor_parallel(rollout: GenerationConfig, key: str, ranks: int) -> None:
     """Refuses copies of the model that the engine cannot make, or the ranks do not divide into."""
     tp = rollout.tensor_model_parallel_size
     if tp > 1 and rollout.name == "hf":

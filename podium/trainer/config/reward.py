@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from podium.trainer.config.rollout import GenerationConfig
 from podium.trainer.config.shared import FSDPConfig, MegatronConfig
 
 
@@ -21,9 +22,32 @@ class OverlongBufferConfig:
 @dataclass
 class RewardModelPathConfig:
     path: str | None = None
-    """Hugging Face directory that AutoModelForSequenceClassification loads with one label. Required when enabled."""
+    """Hugging Face directory that AutoModelForSequenceClassification loads with one label; of a generative one, any
+    causal language model. Required when enabled. With another tokenizer than the policy's it reads the text."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
+
+
+@dataclass
+class JudgeConfig:
+    template: str | None = None
+    """File with what a generative reward model is asked: a Jinja template over prompt, response, ground_truth,
+    data_source and extra_info; null takes Podium's own, which asks for a score from 0 to 10 (docs/rewards.md)."""
+    verdict: str = r"(?i)score[^\w-]{0,4}(-?\d+(?:\.\d+)?)"
+    """Regular expression with one group, the number. Its last match in the answer is the score; an answer without one
+    leaves the response without a score."""
+    score_range: list[float] = field(default_factory=lambda: [0.0, 10.0])
+    """Least and largest score; a number outside leaves the response without a score."""
+    max_prompt_length: int = 2048
+    """Tokens of what it is asked; a response that would take more has no score."""
+    max_response_length: int = 256
+    """Tokens of its answer, end-of-sequence included."""
+
+
+@dataclass
+class JudgeRolloutConfig(GenerationConfig):
+    temperature: float = 0.0
+    """0 is greedy."""
 
 
 @dataclass
@@ -52,6 +76,14 @@ class ScoringConfig:
 class RewardModelConfig(ScoringConfig):
     enable: bool = False
     """Score responses by a reward model. A custom_reward_function is added to it; none is needed."""
+    style: str = "discriminative"
+    """discriminative (a model with a score head) | generative (a language model that is asked and answers: a judge)."""
+    enable_resource_pool: bool = False
+    """Run it in processes of its own, on nnodes x n_gpus_per_node devices of its own; else in the trainer's."""
+    nnodes: int = 1
+    """Machines of its own."""
+    n_gpus_per_node: int | None = None
+    """Ranks on each of those machines: GPUs, or processes on a CPU machine. Required with enable_resource_pool."""
     model: RewardModelPathConfig = field(default_factory=RewardModelPathConfig)
     strategy: str = "fsdp"
     """Engine of the forward: fsdp | megatron."""
@@ -67,6 +99,9 @@ class RewardModelConfig(ScoringConfig):
     max_failure_rate: float = 0.25
     """Share of a batch that may be without a score (timeout, error, abstain); beyond it the run stops."""
     megatron: MegatronConfig = field(default_factory=MegatronConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    rollout: JudgeRolloutConfig = field(default_factory=JudgeRolloutConfig)
+    """The engine of a generative one."""
     overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 

@@ -36,11 +36,9 @@ class WeightSyncConfig:
 
 
 @dataclass
-class RolloutConfig:
+class GenerationConfig:
     name: str = "vllm"
     """vllm | hf (plain transformers)."""
-    n: int = 1
-    """Responses for each prompt."""
     temperature: float = 1.0
     """Sampling temperature; training log-probs are taken at the same one."""
     top_p: float = 1.0
@@ -49,13 +47,6 @@ class RolloutConfig:
     """-1 keeps the whole vocabulary."""
     dtype: str = "float32"
     """Precision of generation: float32 | bfloat16."""
-    placement: str = "process"
-    """Where it runs: process (in the actor's processes) | device (in processes of its own on the actor's devices) |
-    apart (in processes of its own on nnodes x n_gpus_per_node devices of its own)."""
-    nnodes: int = 1
-    """Machines, with placement=apart."""
-    n_gpus_per_node: int | None = None
-    """Ranks on each of those machines: GPUs, or processes on a CPU machine."""
     tensor_model_parallel_size: int = 1
     """Ranks (consecutive ones) that share one copy of the rollout model."""
     gpu_memory_utilization: float = 0.5
@@ -64,6 +55,19 @@ class RolloutConfig:
     """Most sequences decoded together on one rank."""
     enforce_eager: bool = True
     """No CUDA graphs."""
+
+
+@dataclass
+class RolloutConfig(GenerationConfig):
+    n: int = 1
+    """Responses for each prompt."""
+    placement: str = "process"
+    """Where it runs: process (in the actor's processes) | device (in processes of its own on the actor's devices) |
+    apart (in processes of its own on nnodes x n_gpus_per_node devices of its own)."""
+    nnodes: int = 1
+    """Machines, with placement=apart."""
+    n_gpus_per_node: int | None = None
+    """Ranks on each of those machines: GPUs, or processes on a CPU machine."""
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Sequences in one forward for old log-probs; null takes the actor's ppo_micro_batch_size_per_gpu."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)

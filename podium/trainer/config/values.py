@@ -15,6 +15,7 @@ _CHOICES = {
     "rollout.placement": ("process", "device", "apart"),
     "weight_sync.verify": ("off", "sample", "full"),
     "reward_model.normalize": ("none", "batch"),
+    "reward_model.style": ("discriminative", "generative"),
     "kl_ctrl.type": ("fixed", "adaptive"),
     "strategy": ("fsdp", "megatron"),
     "model_dtype": _PRECISIONS,

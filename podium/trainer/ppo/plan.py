@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from podium.trainer.config.placement import rollout_ranks
+from podium.trainer.config.placement import reward_ranks, rollout_ranks
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.layout import data_parallel_size, engine_name
 from podium.trainer.ppo.estimator import Estimator
@@ -28,6 +28,8 @@ class Plan:
     ranks: int
     """Of the trainer."""
     rollout_ranks: int
+    reward_ranks: int
+    """Of the reward model's own; 0 where it is in the trainer's processes, or there is none."""
     actor_shards: int
     """Data-parallel shards of the actor's engine: a mini-batch is divided over them."""
     critic_shards: int
@@ -63,7 +65,8 @@ class Plan:
         """The plan as lines for the console."""
         reference = "ref (the actor's base)" if self.reference_is_base else "ref"
         roles = ["actor", *(["critic"] * self.use_critic), *([reference] * self.use_reference)]
-        roles += ["reward model"] * self.use_reward_model
+        judge = "judge" if config.reward_model.style == "generative" else "reward model"
+        roles += [judge] * (self.use_reward_model and not self.reward_ranks)
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         tp = rollout.tensor_model_parallel_size
         generator = f"rollout {rollout.name}" + (f", {tp} ranks a copy" if tp > 1 else "")
@@ -75,7 +78,8 @@ class Plan:
         }
         lines = [
             f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
-            f"engine {engine_name(actor.strategy, actor.megatron)}, {generator}{own[rollout.placement]}",
+            f"engine {engine_name(actor.strategy, actor.megatron)}, {generator}{own[rollout.placement]}"
+            + (f", {judge} on {self.reward_ranks} others" if self.reward_ranks else ""),
             f"{self.total_steps} steps ({self.steps_per_epoch} an epoch): {config.data.train_batch_size} prompts x "
             f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank"
             + (", and a greedy one for each prompt" if self.use_greedy_baseline else ""),
@@ -141,6 +145,9 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         ("critic.ppo_mini_batch_size", critic_mini, critic_shards),
     ):
         _check_division(key, mini, data.train_batch_size, n, shards)
+    model = config.reward_model
+    if model.enable and model.style == "discriminative":
+        data_parallel_size("reward_model", model.strategy, model.megatron, reward_ranks(model) or ranks)
     steps_per_epoch = dataset_rows // data.train_batch_size
     total_steps = trainer.total_training_steps or steps_per_epoch * trainer.total_epochs
     critic_epochs = critic.ppo_epochs or actor.ppo_epochs
@@ -148,13 +155,14 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
     return Plan(
         ranks=ranks,
         rollout_ranks=rollout_ranks(rollout, ranks),
+        reward_ranks=reward_ranks(model),
         actor_shards=actor_shards,
         critic_shards=critic_shards,
         use_critic=use_critic,
         use_reference=use_kl_in_reward or actor.use_kl_loss,
         reference_is_base=config.actor_rollout_ref.model.lora_rank > 0,
         use_kl_in_reward=use_kl_in_reward,
-        use_reward_model=config.reward_model.enable,
+        use_reward_model=model.enable,
         use_greedy_baseline="reward_baselines" in reads,
         use_sum_pi_squared="sum_pi_squared" in reads,
         steps_per_epoch=steps_per_epoch,
@@ -166,7 +174,7 @@ def make_plan(config: PPOConfig, dataset_rows: int) -> Plan:
         critic_micro_rows=critic.ppo_micro_batch_size_per_gpu or micro,
         log_prob_micro_rows=rollout.log_prob_micro_batch_size_per_gpu or micro,
         ref_micro_rows=config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu or micro,
-        reward_micro_rows=config.reward_model.micro_batch_size_per_gpu or micro,
+        reward_micro_rows=model.micro_batch_size_per_gpu or micro,
         actor_updates=actor_steps * actor.ppo_epochs * (data.train_batch_size // actor.ppo_mini_batch_size),
         critic_updates=total_steps * critic_epochs * (data.train_batch_size // critic_mini),
         critic_epochs=critic_epochs,

@@ -9,12 +9,14 @@ from podium.models.hf import load_hf_config
 from podium.models.lora import LoRA, check_lora
 from podium.protocol import ClassWithInitArgs
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config.reward import RewardModelConfig
 from podium.trainer.ppo.objectives import PolicyObjective, ValueObjective
 from podium.trainer.ppo.plan import Plan
 from podium.utils.errors import UserError
-from podium.utils.tokenizer import load_tokenizer, stop_token_ids
+from podium.utils.tokenizer import stop_token_ids
 from podium.workers.actor import ActorWorker
 from podium.workers.critic import CriticWorker
+from podium.workers.judge import JudgeWorker
 from podium.workers.reference import ReferenceWorker
 from podium.workers.reward_model import RewardModelWorker
 from podium.workers.rollout.worker import RolloutWorker
@@ -33,44 +35,36 @@ def check_models(config: PPOConfig, device: str) -> None:
     critic_config = load_hf_config(critic.path, "critic.model.path", critic.trust_remote_code) if critic.path else None
     check_lora(critic_config or hf_config, critic, AutoModel, "critic.model")
     if config.reward_model.enable:
-        _check_reward_model(config.reward_model.model)
-    width = config.data.max_prompt_length + config.data.max_response_length
-    text_config = hf_config.get_text_config()
-    longest = getattr(text_config, "max_position_embeddings", None)
-    if longest is not None and width > longest:
-        raise UserError(
-            f"data.max_prompt_length={config.data.max_prompt_length} + data.max_response_length="
-            f"{config.data.max_response_length} = {width} tokens, but the model at {model.path} has {longest} positions"
-        )
+        _check_reward_model(config.reward_model, device)
+    _check_width(config.data, "data", hf_config, model.path)
     check_rollout(rollout.name, hf_config, device, "actor_rollout_ref.rollout.name")
 
 
-def _check_reward_model(model: Any) -> None:
-    key = "reward_model.model.path"
-    if not model.path:
-        raise UserError(f"{key} is not set: a directory that main_rm wrote, or another reward model with one label")
-    hf_config = load_hf_config(model.path, key, model.trust_remote_code)
-    if hf_config.num_labels != 1:
+def _check_width(lengths: Any, key: str, hf_config: Any, path: str) -> None:
+    """Whether the model has positions for the longest prompt and response together."""
+    prompt, response = lengths.max_prompt_length, lengths.max_response_length
+    longest = getattr(hf_config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and prompt + response > longest:
         raise UserError(
-            f"{key}={model.path}: {(hf_config.architectures or ['the model'])[0]} has {hf_config.num_labels} labels; "
-            "give a reward model, which has one"
+            f"{key}.max_prompt_length={prompt} + {key}.max_response_length={response} = {prompt + response} tokens, "
+            f"but the model at {path} has {longest} positions"
         )
 
 
-def check_reward_tokenizer(model: Any, tokenizer: Any) -> None:
-    """The reward model reads the policy's tokens, so both must mean the same by them.
-
-    Raises:
-        UserError: they do not.
-    """
-    key = "reward_model.model.path"
-    theirs = load_tokenizer(model.path, model.trust_remote_code, key=key)
-    ours = tokenizer.get_vocab()
-    if theirs.get_vocab() != ours or theirs.eos_token_id != tokenizer.eos_token_id:
+def _check_reward_model(config: RewardModelConfig, device: str) -> None:
+    model, key = config.model, "reward_model.model.path"
+    generative = config.style == "generative"
+    if not model.path:
+        trained = "a directory that main_rm wrote, or another reward model with one label"
+        raise UserError(f"{key} is not set: {'the model that judges' if generative else trained}")
+    hf_config = load_hf_config(model.path, key, model.trust_remote_code)
+    if generative:
+        _check_width(config.judge, "reward_model.judge", hf_config, model.path)
+        check_rollout(config.rollout.name, hf_config, device, "reward_model.rollout.name")
+    elif hf_config.num_labels != 1:
         raise UserError(
-            f"{key}={model.path}: its tokenizer is not that of actor_rollout_ref.model.path (vocabulary of "
-            f"{len(theirs)} and {len(tokenizer)} tokens, end-of-sequence {theirs.eos_token!r} and "
-            f"{tokenizer.eos_token!r}); train a reward model on the policy's own base model"
+            f"{key}={model.path}: {(hf_config.architectures or ['the model'])[0]} has {hf_config.num_labels} labels; "
+            "give a reward model, which has one"
         )
 
 
@@ -91,8 +85,15 @@ def check_rollout(name: str, hf_config: Any, device: str, key: str) -> None:
         raise UserError(f"the model's head_dim is {head_dim}, and vLLM on a CPU takes multiples of 32: use {key}=hf")
 
 
-def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, ClassWithInitArgs]:
-    """Roles by name, in the order in which a process builds them: what is trained first, the rollout last."""
+def build_roles(
+    config: PPOConfig, plan: Plan, tokenizer: Any, judge_tokenizer: Any = None
+) -> dict[str, ClassWithInitArgs]:
+    """Roles by name, in the order in which a process builds them: what is trained first, the rollout last.
+
+    Args:
+        tokenizer: the policy's.
+        judge_tokenizer: of a generative reward model.
+    """
     actor_rollout_ref, data = config.actor_rollout_ref, config.data
     actor, rollout = actor_rollout_ref.actor, actor_rollout_ref.rollout
     roles = {
@@ -136,13 +137,7 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
             infer_rows=plan.ref_micro_rows,
         )
     if plan.use_reward_model:
-        roles["reward_model"] = ClassWithInitArgs(
-            RewardModelWorker,
-            config.reward_model.model,
-            config.reward_model.strategy,
-            config.reward_model,
-            infer_rows=plan.reward_micro_rows,
-        )
+        roles["reward_model"] = _reward_role(config.reward_model, plan, judge_tokenizer, config.trainer.seed)
     roles["rollout"] = ClassWithInitArgs(
         RolloutWorker,
         actor_rollout_ref.model.path,
@@ -156,3 +151,21 @@ def build_roles(config: PPOConfig, plan: Plan, tokenizer: Any) -> dict[str, Clas
         lora=LoRA.from_config(actor_rollout_ref.model, 0) if rollout.weight_sync.adapter_only else None,
     )
     return roles
+
+
+def _reward_role(config: RewardModelConfig, plan: Plan, tokenizer: Any, seed: int) -> ClassWithInitArgs:
+    model = config.model
+    assert model.path is not None, "check_models comes first"
+    if config.style != "generative":
+        return ClassWithInitArgs(RewardModelWorker, model, config.strategy, config, infer_rows=plan.reward_micro_rows)
+    return ClassWithInitArgs(
+        JudgeWorker,
+        model.path,
+        config.rollout,
+        max_prompt_length=config.judge.max_prompt_length,
+        max_response_length=config.judge.max_response_length,
+        pad_token_id=tokenizer.pad_token_id,
+        stop_token_ids=stop_token_ids(model.path, tokenizer),
+        seed=seed,
+        trust_remote_code=model.trust_remote_code,
+    )

@@ -16,8 +16,10 @@ from podium.trainer.ppo.data import train_order
 from podium.trainer.ppo.dynamic_sampling import DynamicSampling
 from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.plan import Plan
+from podium.trainer.ppo.reward_reader import Reader
 from podium.trainer.ppo.scoring import Scoring
 from podium.trainer.ppo.source import RolloutSource, SyncSource
+from podium.trainer.ppo.text_scores import build_model_reward
 from podium.trainer.ppo.trainer import PPOTrainer
 from podium.trainer.ppo.validation import Validator
 from podium.trainer.preemption import Preemption
@@ -36,6 +38,8 @@ class PPORun:
         plain: the configuration as plain values, without secrets: what is written down of it.
         device: ``cpu`` or ``cuda``.
         roles: worker classes by role, in the order in which a process builds them.
+        reward: None where a reward model alone scores.
+        reader: of a reward model that reads text.
     """
 
     config: PPOConfig
@@ -47,6 +51,7 @@ class PPORun:
     val_set: PromptDataset | None
     reward: RewardManager | None
     tokenizer: Any
+    reader: Reader | None = None
 
     def train(self, resume: Resume | None, last_step: int | None = None) -> dict[str, float]:
         """Starts the processes and trains to the last step. Returns the last validation's metrics.
@@ -77,7 +82,11 @@ class PPORun:
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
         rollout = self.config.actor_rollout_ref.rollout
-        with worker_groups(trainer, self.device, self.roles, "ppo", rollout, run_dir / STACKS) as groups, preemption():
+        own_pool = self.config.reward_model if self.plan.reward_ranks else None
+        with (
+            worker_groups(trainer, self.device, self.roles, "ppo", rollout, run_dir / STACKS, own_pool) as groups,
+            preemption(),
+        ):
             for group in groups.values():
                 group.init_model()
             trained = {name: group for name, group in groups.items() if name in ("actor", "critic")}
@@ -106,7 +115,12 @@ class PPORun:
         self, groups: dict[str, WorkerGroup], tracking: Tracking, checkpoints: Checkpoints, preemption: Preemption
     ) -> PPOTrainer:
         config, timer = self.config, PhaseTimer()
-        model = ModelReward(groups["reward_model"], config.reward_model) if self.plan.use_reward_model else None
+        model = None
+        if self.plan.use_reward_model:
+            group, run_dir = groups["reward_model"], Path(config.trainer.default_local_dir)
+            model = build_model_reward(
+                config.reward_model, group, self.reader, self.tokenizer, run_dir, config.trainer.seed
+            )
         validator = None
         if self.val_set is not None:
             validator = Validator(config, self.val_set, groups["rollout"], self.reward, self.tokenizer, model)

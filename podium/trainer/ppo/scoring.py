@@ -71,11 +71,12 @@ class Scoring:
     def _add_model(self, scored: DataProto, batch: DataProto, model: ModelReward) -> None:
         assert scored.batch is not None and batch.batch is not None
         reward, metrics = model.reward(batch)
-        function_part = self._function_weight * scored.batch["token_level_scores"]
-        scored.batch["token_level_scores"] = function_part + place_on_last_token(reward, batch.batch["response_mask"])
+        judged = ~reward.isnan()
+        placed = place_on_last_token(reward.nan_to_num(0.0), batch.batch["response_mask"])
+        scored.batch["token_level_scores"] = self._function_weight * scored.batch["token_level_scores"] + placed
         scored.meta_info["metrics"] |= metrics
-        if self._function_weight == 0:  # a score that is only reported may fail
-            scored.batch["scored"] = torch.ones(len(batch), dtype=torch.bool)
+        # With weight 0 the function's score is only reported, and may fail.
+        scored.batch["scored"] = judged & scored_rows(scored) if self._function_weight else judged
 
 
 def _nothing(mask: torch.Tensor) -> DataProto:

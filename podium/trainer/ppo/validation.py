@@ -14,6 +14,7 @@ from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.scoring import scored_rows
 from podium.trainer.ppo.source import generate, prompt_batch, response_seeds
 from podium.utils.dataset import PromptDataset
+from podium.utils.dataset_text import chat_as_text
 from podium.utils.torch_functional import place_on_last_token
 from podium.workers.reward.manager import RewardManager
 
@@ -84,11 +85,11 @@ class Validator:
         if self._model is not None:
             assert batch.batch is not None
             scores = self._model(batch)
-            extra["reward_model/score"] += scores.tolist()
+            has_score = ~scores.isnan()
+            extra["reward_model/score"] += scores[has_score].tolist()
             if scored is None:
-                placed = place_on_last_token(scores, batch.batch["response_mask"])
-                everyone = torch.ones(len(batch), dtype=torch.bool)
-                scored = DataProto.from_dict({"token_level_scores": placed, "scored": everyone})
+                placed = place_on_last_token(scores.nan_to_num(0.0), batch.batch["response_mask"])
+                scored = DataProto.from_dict({"token_level_scores": placed, "scored": has_score})
         assert scored is not None, "nothing scores"
         return scored
 
@@ -119,7 +120,7 @@ class Validator:
         masks = batch.batch["response_mask"].bool()
         return [
             [
-                _as_text(batch.non_tensor_batch["raw_prompt"][row]),
+                chat_as_text(batch.non_tensor_batch["raw_prompt"][row]),
                 self._tokenizer.decode(batch.batch["responses"][row][masks[row]]),
                 (batch.non_tensor_batch["reward_model"][row] or {}).get("ground_truth"),
                 # A float32 has no more digits.
@@ -127,10 +128,3 @@ class Validator:
             ]
             for row in range(count)
         ]
-
-
-def _as_text(prompt: Any) -> str:
-    """A prompt for a table: a chat one line a turn."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)

@@ -15,7 +15,7 @@ _MOST_KEPT = 10_000
 
 
 class RewardError(UserError):
-    """A reward function failed. `outcome` has the whole traceback of the first failure."""
+    """A reward function, or a model that scores, failed. `outcome` has the whole traceback of the first failure."""
 
     def __init__(self, message: str, outcome: Outcome | None = None):
         super().__init__(message)
@@ -28,10 +28,11 @@ class FailureLog:
     Args:
         scorer: what scores, for messages.
         max_failure_rate: share of a batch that may be without a score.
+        prefix: of the metrics.
     """
 
-    def __init__(self, scorer: str, max_failure_rate: float):
-        self._scorer, self._max_failure_rate = scorer, max_failure_rate
+    def __init__(self, scorer: str, max_failure_rate: float, prefix: str = "reward"):
+        self._scorer, self._max_failure_rate, self._prefix = scorer, max_failure_rate, prefix
         self._file: Path | None = None
         self._shown: set[str] = set()
         self._kept = 0
@@ -43,7 +44,7 @@ class FailureLog:
     def __call__(
         self, requests: Sequence[ScoreRequest], outcomes: Sequence[Outcome], indices: Sequence[Any]
     ) -> dict[str, float]:
-        """Shares of the batch: ``reward/failure_rate``, and one for each kind.
+        """Shares of the batch: ``PREFIX/failure_rate``, and one for each kind.
 
         Args:
             indices: row numbers in the data.
@@ -59,15 +60,15 @@ class FailureLog:
         if failed and (rate > self._max_failure_rate or rate == 1):
             kept = f"; the samples are in {self._file}" if self._file is not None else ""
             raise RewardError(
-                f"reward function {self._scorer} gave no score for {len(failed)} of {len(outcomes)} responses "
+                f"{self._scorer} gave no score for {len(failed)} of {len(outcomes)} responses "
                 f"(reward_model.max_failure_rate={self._max_failure_rate:g}); first: "
                 f"{self._where(failed[0], requests, indices)}: {outcomes[failed[0]].reason}{kept}",
                 outcomes[failed[0]],
             )
         counts = Counter(outcome.kind for outcome in outcomes)
         return {
-            "reward/failure_rate": rate,
-            **{f"reward/{kind}_rate": counts[kind] / len(outcomes) for kind in KINDS},
+            f"{self._prefix}/failure_rate": rate,
+            **{f"{self._prefix}/{kind}_rate": counts[kind] / len(outcomes) for kind in KINDS},
         }
 
     def _where(self, row: int, requests: Sequence[ScoreRequest], indices: Sequence[Any]) -> str:
@@ -77,7 +78,7 @@ class FailureLog:
         if outcome.kind in self._shown:
             return
         self._shown.add(outcome.kind)
-        print(f"reward function {self._scorer}: first {outcome.kind}, on {where}: {outcome.reason}")
+        print(f"{self._scorer}: first {outcome.kind}, on {where}: {outcome.reason}")
         print(outcome.traceback, end="" if outcome.traceback.endswith("\n") else "\n", flush=True)
 
     def _sample(self, request: ScoreRequest, outcome: Outcome, index: Any) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class FailureLog:
             "reason": outcome.reason,
             "index": index,
             "data_source": request.data_source,
+            "prompt": request.prompt,
             "solution_str": request.solution_str,
             "ground_truth": request.ground_truth,
             "extra_info": dict(request.extra_info),

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
 
 from podium.protocol.data import DataProto
 from podium.protocol.values import object_array
@@ -33,7 +32,7 @@ class RewardManager:
         self._name = scorer.describe()
         self._tokenizer = tokenizer
         self._scorer = scorer
-        self.failures = FailureLog(self._name, max_failure_rate)
+        self.failures = FailureLog(f"reward function {self._name}", max_failure_rate)
 
     def check(self, row: Mapping[str, Any], where: str) -> Outcome:
         """Scores the ground truth of one row of a data set, to find out now whether the function works at all.
@@ -44,13 +43,7 @@ class RewardManager:
         Raises:
             RewardError: it does not.
         """
-        truth = _ground_truth(row.get("reward_model"))
-        request = ScoreRequest(
-            data_source=row.get("data_source", "unknown"),
-            solution_str="" if truth is None else str(truth),
-            ground_truth=truth,
-            extra_info={**(row.get("extra_info") or {}), "response_finished": True},
-        )
+        request = trial_request(row)
         [outcome] = self._scorer([request])
         if outcome.kind != "score":
             raise RewardError(
@@ -79,7 +72,7 @@ class RewardManager:
         """
         batch = data.batch
         assert batch is not None, "a batch without responses"
-        requests = self._requests(data, batch)
+        requests = score_requests(data, self._tokenizer)
         outcomes = self._scorer(requests)
         failures = self.failures(requests, outcomes, list(data.non_tensor_batch.get("index", range(len(data)))))
         scored = torch.tensor([outcome.kind == "score" for outcome in outcomes])
@@ -97,25 +90,42 @@ class RewardManager:
         """Ends what the scorer keeps running."""
         self._scorer.close()
 
-    def _requests(self, data: DataProto, batch: TensorDict) -> list[ScoreRequest]:
-        responses, present = batch["responses"], batch["response_mask"].bool()
-        if batch.get("attention_mask", None) is not None:
-            present = batch["attention_mask"][:, -responses.shape[1] :].bool()
-        ids = [row[mask].tolist() for row, mask in zip(responses.cpu(), present.cpu(), strict=True)]
-        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        ends = _as_set(data.meta_info.get("eos_token_id", self._tokenizer.eos_token_id))
-        objects = data.non_tensor_batch
-        empty = [None] * len(ids)
-        columns = (objects.get(name, empty) for name in ("data_source", "reward_model", "extra_info"))
-        return [
-            ScoreRequest(
-                data_source="unknown" if source is None else source,
-                solution_str=text,
-                ground_truth=_ground_truth(model),
-                extra_info={**(info or {}), "response_finished": bool(tokens) and tokens[-1] in ends},
-            )
-            for tokens, text, source, model, info in zip(ids, texts, *columns, strict=True)
-        ]
+
+def score_requests(data: DataProto, tokenizer: "PreTrainedTokenizerBase") -> list[ScoreRequest]:
+    """What is to be scored of a batch as `RewardManager` takes it, decoded by the policy's tokenizer."""
+    batch = data.batch
+    assert batch is not None, "a batch without responses"
+    responses, present = batch["responses"], batch["response_mask"].bool()
+    if batch.get("attention_mask", None) is not None:
+        present = batch["attention_mask"][:, -responses.shape[1] :].bool()
+    ids = [row[mask].tolist() for row, mask in zip(responses.cpu(), present.cpu(), strict=True)]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    ends = _as_set(data.meta_info.get("eos_token_id", tokenizer.eos_token_id))
+    objects = data.non_tensor_batch
+    empty = [None] * len(ids)
+    columns = (objects.get(name, empty) for name in ("data_source", "reward_model", "extra_info", "raw_prompt"))
+    return [
+        ScoreRequest(
+            data_source="unknown" if source is None else source,
+            solution_str=text,
+            ground_truth=_ground_truth(model),
+            extra_info={**(info or {}), "response_finished": bool(tokens) and tokens[-1] in ends},
+            prompt=prompt,
+        )
+        for tokens, text, source, model, info, prompt in zip(ids, texts, *columns, strict=True)
+    ]
+
+
+def trial_request(row: Mapping[str, Any]) -> ScoreRequest:
+    """The ground truth of a row of a data set as a response, to find out whether scoring works at all."""
+    truth = _ground_truth(row.get("reward_model"))
+    return ScoreRequest(
+        data_source=row.get("data_source", "unknown"),
+        solution_str="" if truth is None else str(truth),
+        ground_truth=truth,
+        extra_info={**(row.get("extra_info") or {}), "response_finished": True},
+        prompt=row.get("raw_prompt"),
+    )
 
 
 def _ground_truth(reward_model: Any) -> Any:

@@ -21,6 +21,8 @@ class ScoreRequest:
     ground_truth: Any
     extra_info: Mapping[str, Any]
     """The row's ``extra_info``, and ``response_finished``: False when the response was cut at the length limit."""
+    prompt: Any = None
+    """As in the data, a string or a chat list: for models that score, and for who reads about a failure."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Outcome:
     reason: str = ""
     """Why there is no score, in one line."""
     traceback: str = ""
-    """All of an error's traceback; of a process that died or was killed, the last that it printed."""
+    """All of an error's traceback; of a process that died or was killed, the last that it printed; of a judge, all that
+    it answered."""
 
 
 class Scorer(Protocol):

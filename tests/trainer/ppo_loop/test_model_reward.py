@@ -11,7 +11,7 @@ from podium.protocol import DataProto
 from podium.trainer.config import PPOConfig, check_config, load_config
 from podium.trainer.config.reward import OverlongBufferConfig, RewardModelConfig
 from podium.trainer.main_ppo import train
-from podium.trainer.ppo.model_reward import ModelReward, normalized
+from podium.trainer.ppo.model_reward import ModelReward, TokenScores, normalized
 from podium.trainer.ppo.scoring import Scoring
 from podium.utils.errors import UserError
 from podium.utils.torch_functional import place_on_last_token
@@ -39,7 +39,7 @@ def function(given: DataProto) -> DataProto:
 
 
 def test_the_model_alone():
-    model = ModelReward(Group([2.0, 4.0, 9.0]), RewardModelConfig(enable=True, weight=0.5))
+    model = ModelReward(TokenScores(Group([2.0, 4.0, 9.0])), RewardModelConfig(enable=True, weight=0.5))
     scored = Scoring(None, OverlongBufferConfig(), 5, model)(batch(3, 1, 0))
     assert scored.batch["token_level_scores"].tolist() == [[0, 0, 1, 0, 0], [2, 0, 0, 0, 0], [0] * 5]
     assert scored.batch["sequence_scores"].tolist() == [1, 2, 0]
@@ -50,10 +50,23 @@ def test_the_model_alone():
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_beside_a_function(weight):
-    model = ModelReward(Group([2.0, 4.0]), RewardModelConfig(enable=True))
+    model = ModelReward(TokenScores(Group([2.0, 4.0])), RewardModelConfig(enable=True))
     scored = Scoring(function, OverlongBufferConfig(), 5, model, weight)(batch(3, 1))
     assert scored.batch["sequence_scores"].tolist() == [2 + weight, 4 + weight]
     assert scored.meta_info["metrics"]["reward/score/mean"] == 1.0, "the function's own score is reported as it is"
+
+
+def test_a_response_that_the_model_cannot_score_is_left_out():
+    def scores(given: DataProto):
+        return torch.tensor([2.0, torch.nan, 4.0]), {"reward_model/error_rate": 1 / 3}
+
+    model = ModelReward(scores, RewardModelConfig(enable=True, normalize="batch"))
+    scored = Scoring(function, OverlongBufferConfig(), 5, model, 0.0)(batch(3, 1, 2))
+    assert scored.batch["scored"].tolist() == [True, False, True]
+    assert scored.batch["response_mask"].sum(dim=-1).tolist() == [3, 0, 2]
+    assert scored.batch["sequence_scores"].tolist() == pytest.approx([-1, torch.nan, 1], nan_ok=True)
+    metrics = scored.meta_info["metrics"]
+    assert metrics["reward_model/score/mean"] == 3.0 and metrics["reward_model/error_rate"] == 1 / 3
 
 
 def test_normalisation_leaves_out_empty_responses():
@@ -144,10 +157,9 @@ def test_what_cannot_be_meant_is_refused(task, judge, tmp_path):
         train(configured(task, tmp_path, judge, reward_model__model__path="null"))
     with pytest.raises(UserError, match=r"has 2 labels; give a reward model, which has one"):
         train(configured(task, tmp_path, task.model))
-    other = tmp_path / "other"
-    AutoModelForSequenceClassification.from_pretrained(judge).save_pretrained(other)
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.add_tokens(["new"])
-    tokenizer.save_pretrained(other)
-    with pytest.raises(UserError, match=r"its tokenizer is not that of actor_rollout_ref.model.path"):
-        train(configured(task, tmp_path, other))
+    with pytest.raises(UserError, match=r"reward_model.n_gpus_per_node is not set: with enable_resource_pool=true"):
+        configured(task, tmp_path, judge, reward_model__enable_resource_pool="true")
+    with pytest.raises(UserError, match=r"n_gpus_per_node has no effect without reward_model.enable_resource_pool"):
+        configured(task, tmp_path, judge, reward_model__n_gpus_per_node=1)
+    with pytest.raises(UserError, match=r"reward_model.judge.verdict has no effect with reward_model.style=discrimi"):
+        configured(task, tmp_path, judge, reward_model__judge__verdict="'(1)'")
