@@ -1,4 +1,4 @@
-"""The process of one local rank: ``python -m podium.protocol.local_child FD PARENT_PID``.
+"""The process of one local rank: ``python -m podium.protocol.local_child FD PARENT_PID [FD_OF_THE_WORLDS_PORT]``.
 
 A module of its own, so that starting a rank never runs the user's ``__main__`` again.
 """
@@ -19,6 +19,7 @@ from podium.protocol.errors import WorkerError
 from podium.protocol.host import RoleHost, portable
 from podium.protocol.wire import Message, encode, receive, send
 from podium.utils.errors import UserError
+from podium.utils.ports import inherit_port
 
 CONSTRUCT, CALL, EXIT, VALUE, ERROR = range(5)
 
@@ -27,6 +28,8 @@ def main() -> None:
     """Serve calls until told to exit; die with the parent, whatever this process is doing then."""
     faulthandler.enable()
     sock = socket.socket(fileno=int(sys.argv[1]))
+    for descriptor in sys.argv[3:]:
+        inherit_port(int(descriptor), "world")
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sock, inbox), daemon=True).start()
     threading.Thread(target=_watch_parent, args=(int(sys.argv[2]),), daemon=True).start()

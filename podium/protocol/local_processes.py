@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from pickle import PickleBuffer
 from typing import Any
 
-from podium.protocol.backend import free_port
 from podium.protocol.errors import WorkerDied, WorkerError, died, timed_out
 from podium.protocol.future import Handle
 from podium.protocol.group import Call, ClassWithInitArgs, Transport
 from podium.protocol.local_child import CALL, CONSTRUCT, ERROR, EXIT
 from podium.protocol.wire import Message, encode, receive, send
 from podium.protocol.worker import ProcessContext
+from podium.utils.ports import lend_port, release_port, reserve_port
 
 _GRACE_S = 0.3  # a death breaks the other ranks' collectives; wait this long to report the death and not what it broke
 _EXIT_S = 5.0
@@ -92,9 +92,13 @@ class _Relayed(Handle):
 
 
 class _Process:
-    """One rank's process, its socket, and the threads that read its answers and its output."""
+    """One rank's process, its socket, and the threads that read its answers and its output.
 
-    def __init__(self, label: str, rank: int, env: Mapping[str, str]) -> None:
+    Args:
+        lent: the descriptor that holds the world's port, for the rank that will listen there.
+    """
+
+    def __init__(self, label: str, rank: int, env: Mapping[str, str], lent: Sequence[int] = ()) -> None:
         self.label, self.rank = label, rank
         self.ended: WorkerDied | None = None
         self.closing = False
@@ -107,8 +111,8 @@ class _Process:
         with theirs:
             command = [sys.executable, "-P", "-u", "-m", "podium.protocol.local_child"]
             self._popen = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [*command, str(theirs.fileno()), str(os.getpid()), *map(str, lent)],
+                pass_fds=[theirs.fileno(), *lent],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -219,12 +223,14 @@ class Processes(Transport):
         whole = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         whole.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
         whole.update(env)
-        port = free_port()
+        port = reserve_port("127.0.0.1", "world")
         roles = spec.roles if spec.roles is not None else {role: spec}
         try:
             contexts = [ProcessContext(r, world_size, r, world_size, "127.0.0.1", port) for r in range(world_size)]
             for context in contexts:
-                self._ranks.append(_Process(role, context.rank, {**whole, **context.env()}))
+                lent = [lend_port("world")] if context.rank == 0 else []
+                self._ranks.append(_Process(role, context.rank, {**whole, **context.env()}, lent))
+            release_port("world")
             replies = [_Reply(role, rank, "__init__") for rank in range(world_size)]
             for process, reply, context in zip(self._ranks, replies, contexts, strict=True):
                 process.submit(reply, CONSTRUCT, encode((context, roles)))

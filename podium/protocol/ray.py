@@ -27,7 +27,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tensordict import TensorDict
 
-from podium.protocol.backend import Backend, free_port, role_name
+from podium.protocol.backend import Backend, role_name
 from podium.protocol.data import DataProto
 from podium.protocol.errors import WorkerDied, WorkerError, died, timed_out
 from podium.protocol.exit_codes import ProcessWatch, start_time
@@ -38,6 +38,7 @@ from podium.protocol.placement import Placements
 from podium.protocol.resource import ResourcePool
 from podium.protocol.worker import ProcessContext
 from podium.utils.errors import UserError
+from podium.utils.ports import release_port, reserve_port
 
 NAMESPACE = "podium"
 _GRACE_S = 0.3  # see local_processes
@@ -85,13 +86,16 @@ class _Actor:
         logs = tuple(p for fd in (1, 2) if os.path.isfile(p := os.path.realpath(f"/proc/self/fd/{fd}")))
         context = ray.get_runtime_context()
         address = ray.util.get_node_ip_address()
-        return _Where(context.get_node_id(), address, free_port(), os.getpid(), start_time(os.getpid()), logs)
+        port = reserve_port(address, "world")
+        return _Where(context.get_node_id(), address, port, os.getpid(), start_time(os.getpid()), logs)
 
     def about(self) -> bytes:
         return self._about
 
     def construct(self, context: ProcessContext, roles: bytes) -> None:
         os.environ.update(context.env())  # before the user's modules are imported
+        if context.rank != 0:
+            release_port("world")
         self._host = RoleHost(context)
         try:
             self._host.construct(ray.cloudpickle.loads(roles))

@@ -1,16 +1,21 @@
 """The only place that knows whether there is CUDA."""
 
 import contextlib
-import ipaddress
+import functools
 import os
 import random
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
 import numpy as np
 import psutil
 import torch
+
+from podium.utils.ports import is_loopback, take_listener
+
+_COPIED = 32 << 20  # bytes: more than the caches of a core hold
 
 # vLLM's CPU build replaces torch.set_num_threads by a stub in the process that it shares with the trainer.
 _set_num_threads = torch.set_num_threads
@@ -46,17 +51,12 @@ def init_distributed(timeout_s: float = 600.0) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         store: torch.distributed.Store = torch.distributed.HashStore()
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    elif _is_loopback(os.environ["MASTER_ADDR"]):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    else:
+        if is_loopback(os.environ["MASTER_ADDR"]):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         store = tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank == 0, timeout, world_size)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    else:
-        torch.distributed.init_process_group(backend, timeout=timeout)
-
-
-def _is_loopback(host: str) -> bool:
-    return os.path.exists("/sys/class/net/lo") and ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
 
 
 def tcp_store(
@@ -64,10 +64,11 @@ def tcp_store(
 ) -> torch.distributed.Store:
     """The store that processes meet in; with `world_size`, it waits until all are there.
 
-    On a loopback address it listens there alone: torch's own would listen on every interface, so it is given a socket.
+    The master listens on the socket that holds the port here, if one does. On a loopback address it listens there
+    alone: torch's own would listen on every interface, so it is given a socket.
     """
-    listener = None
-    if is_master and _is_loopback(host):
+    listener = take_listener(port) if is_master else None
+    if is_master and listener is None and is_loopback(host):
         listener = socket.create_server((host, port), backlog=max(128, world_size or 0)).detach()
     return torch.distributed.TCPStore(
         host,
@@ -78,6 +79,20 @@ def tcp_store(
         wait_for_workers=world_size is not None,
         master_listen_fd=listener,
     )
+
+
+@functools.cache
+def copy_bandwidth() -> float:
+    """Bytes a second at which this rank copies memory on its device: the best of a few copies, taken once."""
+    source = torch.ones(_COPIED, dtype=torch.uint8, device=device())
+    target, seconds = torch.empty_like(source), []
+    for _ in range(4):  # the first touches the target's pages
+        began = time.perf_counter()
+        target.copy_(source)
+        if is_cuda():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return _COPIED / min(seconds)
 
 
 def memory_used() -> dict[str, float]:
