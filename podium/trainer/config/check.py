@@ -44,7 +44,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
         )
     rollout_ranks(config.actor_rollout_ref.rollout, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _check_reward_ranks(config)
-    check_transport(config.actor_rollout_ref.rollout)
+    check_transport(config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.strategy)
     check_adapter_only(config.actor_rollout_ref)
     _check_frequency(config)
     check_methods(config)
@@ -122,6 +122,7 @@ def check_generate_config(config: GenerateConfig, explicit: set[str]) -> None:
     leaves = (
         "val_kwargs",
         "weight_sync",
+        "free_cache_engine",
         "log_prob_micro_batch_size_per_gpu",
         "placement",
         "nnodes",

@@ -4,7 +4,7 @@ from podium.trainer.config.reward import RewardModelConfig
 from podium.trainer.config.rollout import GenerationConfig, RolloutConfig
 from podium.utils.errors import UserError
 
-_TRANSPORTS = {"process": ("colocated",), "device": ("ipc", "broadcast"), "apart": ("ipc", "broadcast")}
+_TRANSPORTS = {"process": ("colocated", "memory_buffer"), "device": ("ipc", "broadcast"), "apart": ("ipc", "broadcast")}
 """Of the transports that depend on where the processes are, those that connect a placement."""
 
 
@@ -48,8 +48,8 @@ def check_tensor_parallel(rollout: GenerationConfig, key: str, ranks: int) -> No
         raise UserError(f"{key}.tensor_model_parallel_size={tp} does not divide the rollout's {ranks} rank(s)")
 
 
-def check_transport(rollout: RolloutConfig) -> None:
-    """Refuses a transport that cannot connect actor and rollout as they are placed."""
+def check_transport(rollout: RolloutConfig, strategy: str) -> None:
+    """Refuses a transport that cannot connect actor and rollout as they are placed, with the actor's `strategy`."""
     key, transport = "actor_rollout_ref.rollout", rollout.weight_sync.transport
     placed = {name for names in _TRANSPORTS.values() for name in names}
     if transport in placed and transport not in _TRANSPORTS[rollout.placement]:
@@ -57,10 +57,15 @@ def check_transport(rollout: RolloutConfig) -> None:
             f"{key}.weight_sync.transport={transport} does not connect {key}.placement={rollout.placement}: "
             f"use auto or {' or '.join(_TRANSPORTS[rollout.placement])}"
         )
+    if transport == "memory_buffer" and strategy != "megatron":
+        raise UserError(
+            f"{key}.weight_sync.transport=memory_buffer moves the stages of a Megatron actor, and "
+            f"actor_rollout_ref.actor.strategy is {strategy}: use auto or colocated"
+        )
 
 
 def placement_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]]:
     """Keys without effect, and why."""
     if rollout.placement == "apart":
-        return []
+        return [(f"{prefix}.free_cache_engine", f"with {prefix}.placement=apart: the trainer is on other devices")]
     return [(f"{prefix}.{leaf}", f"without {prefix}.placement=apart") for leaf in ("nnodes", "n_gpus_per_node")]

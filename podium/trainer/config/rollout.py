@@ -19,9 +19,9 @@ class ValKwargs:
 class WeightSyncConfig:
     transport: str = "auto"
     """How weights travel from the actor to the rollout: auto (by where they run) | colocated (within their processes) |
-    ipc (shared memory of processes on one device) | broadcast (a process group of its own, nccl or gloo) | cpu (a
-    snapshot on each host) | sharded (a share on each rank), or the name of a weight buffer that a plug-in registers
-    (docs/weight_sync.md)."""
+    memory_buffer (likewise, with the flat memory of a Megatron actor's stages) | ipc (shared memory of processes on one
+    device) | broadcast (a process group of its own, nccl or gloo) | cpu (a snapshot on each host) | sharded (a share on
+    each rank), or the name of a weight buffer that a plug-in registers (docs/weight_sync.md)."""
     frequency: int = 1
     """Iterations between syncs: with k, responses come from weights up to k - 1 updates of the actor old."""
     adapter_only: bool = False
@@ -68,6 +68,9 @@ class RolloutConfig(GenerationConfig):
     """Machines, with placement=apart."""
     n_gpus_per_node: int | None = None
     """Ranks on each of those machines: GPUs, or processes on a CPU machine."""
+    free_cache_engine: bool = False
+    """Give the rollout's memory back while the trainer works: the key-value cache, and the weights where new ones come
+    before the next response. Taking it again costs some time in every step."""
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Sequences in one forward for old log-probs; null takes the actor's ppo_micro_batch_size_per_gpu."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)

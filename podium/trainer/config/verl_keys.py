@@ -19,7 +19,6 @@ INSTEAD = {
     "lora_adapter_path": "not offered: adapters start at zero (an export is merged: it can be the next model.path)",
     "reward_fn_key": "use data.column_names={data_source: COLUMN}",
     "load_format": "not needed: weights arrive with the first sync",
-    "free_cache_engine": "not needed: rollout.gpu_memory_utilization bounds the cache",
     "layered_summon": "not needed: weights are moved in flat buckets",
     "mode": _ASYNC,
     "agent": _ASYNC,

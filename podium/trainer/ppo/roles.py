@@ -149,6 +149,7 @@ def build_roles(
         seed=config.trainer.seed,
         trust_remote_code=actor_rollout_ref.model.trust_remote_code,
         lora=LoRA.from_config(actor_rollout_ref.model, 0) if rollout.weight_sync.adapter_only else None,
+        free_cache=rollout.free_cache_engine,
     )
     return roles
 

@@ -98,6 +98,7 @@ class PPOTrainer:
         while self.step < (last_step or self.plan.total_steps):
             self.begin_step()
             batch = next(self.source)
+            self.rest_rollout()
             with self.timer("old_log_prob"):
                 batch = self.add_old_log_probs(batch)
             if self.ref is not None:
@@ -112,7 +113,7 @@ class PPOTrainer:
             if self.critic is not None:
                 with self.timer("update_critic"):
                     self.update("critic", self.critic.update_critic, self.critic_batch(trained))
-            if self.critic is None or self.step > self.config.trainer.critic_warmup:
+            if self.trains_actor:
                 with self.timer("update_actor"):
                     self.update("actor", self.actor.update_actor, self.actor_batch(trained))
                 self.weight_age += 1
@@ -131,6 +132,19 @@ class PPOTrainer:
         self.timer.pop()  # the first sync came before any step
         self._began = time.perf_counter()
         self.metrics = {"training/weight_age": self.weight_age}
+
+    @property
+    def trains_actor(self) -> bool:
+        """Whether this step updates the actor, or the critic alone."""
+        return self.critic is None or self.step > self.config.trainer.critic_warmup
+
+    def rest_rollout(self) -> None:
+        """If so configured, lets the rollout give its memory back: of the weights too, if a sync brings new ones."""
+        rollout = self.config.actor_rollout_ref.rollout
+        if rollout.free_cache_engine:
+            brings_weights = self.trains_actor and self.is_due(rollout.weight_sync.frequency)
+            brings_weights &= not rollout.weight_sync.adapter_only
+            self.metrics["perf/rollout_freed_gb"] = sum(self.rollout.sleep(not brings_weights)) / 1e9
 
     def add_old_log_probs(self, batch: DataProto) -> DataProto:
         """Adds ``old_log_probs``, and what the rollout correction makes of their difference to the rollout's."""

@@ -10,6 +10,9 @@ import torch
 from podium.utils.errors import UserError
 from podium.utils.piece import Piece
 
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+"""What an engine gives back when it sleeps, by vLLM's names."""
+
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -84,6 +87,7 @@ class RolloutEngine(ABC):
     def __init__(self) -> None:
         self.weight_version = -1
         """Version of the weights held; -1 until the first sync, and generation is refused until then."""
+        self._asleep: set[str] = set()
 
     def submit(self, request: Request) -> None:
         """Queues a request; it runs during the following calls of `step`.
@@ -94,6 +98,7 @@ class RolloutEngine(ABC):
         """
         if self.weight_version < 0:
             raise StaleWeightsError(f"request {request.request_id}: the engine holds no weights yet: sync them first")
+        self._wake(WEIGHTS, KV_CACHE)
         self._enqueue(request)
 
     @abstractmethod
@@ -125,8 +130,42 @@ class RolloutEngine(ABC):
     def shutdown(self) -> None:
         """Frees the engine's memory and processes."""
 
+    def sleep(self, *, keep_weights: bool) -> int:
+        """Gives the memory of the key-value cache back, and unless `keep_weights` that of the weights.
+
+        It is taken again when it is needed: for the weights when an update begins, for the cache when the update is
+        done, so that the two are never there beside what an update needs; or for the next request.
+
+        Returns:
+            The bytes that were freed.
+
+        Raises:
+            RuntimeError: requests are running.
+        """
+        if self.num_unfinished:
+            raise RuntimeError(f"{self.num_unfinished} requests are running: finish them before the engine sleeps")
+        if self._asleep:
+            return 0
+        if not keep_weights:
+            self.overwrite()
+        self._asleep = {WEIGHTS, KV_CACHE}
+        return self._free(keep_weights)
+
+    def _free(self, keep_weights: bool) -> int:
+        """Does it; an engine that has nothing to give back frees nothing."""
+        return 0
+
+    def _take_again(self, what: str) -> None:  # noqa: B027 (nothing was given back)
+        """Takes the memory of `WEIGHTS` or `KV_CACHE` again."""
+
+    def _wake(self, *what: str) -> None:
+        for each in what:
+            if each in self._asleep:
+                self._take_again(each)
+                self._asleep.remove(each)
+
     def begin_update(self, version: int) -> None:
-        """Says that `version` is coming; changes nothing.
+        """Says that `version` is coming; changes nothing, but for the memory of weights that were given back.
 
         Raises:
             ValueError: the version is not newer than the one held.
@@ -140,6 +179,7 @@ class RolloutEngine(ABC):
             raise RuntimeError(
                 f"{self.num_unfinished} requests are running: abort or finish them before a weight update"
             )
+        self._wake(WEIGHTS)
 
     def overwrite(self) -> None:
         """To be called before anything is written to `pieces`: until `finish_update`, generation is refused."""
@@ -147,6 +187,7 @@ class RolloutEngine(ABC):
 
     def finish_update(self, version: int) -> None:
         """Everything has been written to `pieces`: generation goes on, as `version`."""
+        self._wake(KV_CACHE)
         self.drop_caches()
         self.weight_version = version
 

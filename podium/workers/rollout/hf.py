@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from podium.models.hf import load_hf_config
 from podium.models.hf_layout import checkpoint_pieces
 from podium.utils.device import device
+from podium.utils.freed_memory import FreedMemory
 from podium.utils.piece import Piece
-from podium.workers.rollout.base import Output, Request, RolloutEngine
+from podium.workers.rollout.base import WEIGHTS, Output, Request, RolloutEngine
 
 
 @dataclass
@@ -145,6 +146,15 @@ class HFRollout(RolloutEngine):
         index = torch.tensor(kept, device=self._mask.device)
         self._mask, self._last = self._mask[index], self._last[index]
         self._cache.batch_select_indices(index)
+
+    def _free(self, keep_weights: bool) -> int:
+        # The cache goes with each batch.
+        self._freed = FreedMemory([] if keep_weights else self._model.parameters())
+        return self._freed.nbytes
+
+    def _take_again(self, what: str) -> None:
+        if what == WEIGHTS:
+            self._freed.restore()
 
     def abort(self, request_ids: Iterable[str]) -> list[Output]:
         wanted = set(request_ids)

@@ -12,10 +12,10 @@ import psutil
 import torch
 
 from podium.models.lora import LoRA
-from podium.utils.device import is_cuda, preserve_torch_state
+from podium.utils.device import device, is_cuda, preserve_torch_state
 from podium.utils.piece import Piece
 from podium.workers.rollout.base import NamedTensors, Output, Request, RolloutEngine, SamplingParams
-from podium.workers.rollout.vllm_cpu import adapt_cpu_build, repack_experts
+from podium.workers.rollout.vllm_cpu import adapt_cpu_build, repack_experts, resident_bytes
 from podium.workers.rollout.vllm_layout import vllm_pieces
 from podium.workers.rollout.vllm_lora import adapter_pieces, lora_options
 
@@ -31,6 +31,7 @@ class VLLMRollout(RolloutEngine):
         tensor_parallel_size: ranks that share one copy of the model (they must be consecutive in the world).
         gpu_memory_utilization: share of the device's memory for weights and KV cache (CUDA only).
         enforce_eager: no CUDA graphs.
+        free_cache: `sleep` will be called: memory is allocated so that it can be given back.
         seed: seeds the engine; requests carry their own seeds.
         lora: of the adapter that `serve_adapter` brings.
     """
@@ -45,6 +46,7 @@ class VLLMRollout(RolloutEngine):
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.5,
         enforce_eager: bool = True,
+        free_cache: bool = False,
         seed: int = 0,
         trust_remote_code: bool = False,
         lora: LoRA | None = None,
@@ -60,6 +62,7 @@ class VLLMRollout(RolloutEngine):
                 {
                     "gpu_memory_utilization": gpu_memory_utilization,
                     "moe_backend": "triton",  # keeps experts as they are loaded: see vllm_layout
+                    "enable_sleep_mode": free_cache,
                 }
                 if is_cuda()
                 else {"kv_cache_memory_bytes": _cpu_kv_bytes(model_path, dtype, max_model_len, max_num_seqs)}
@@ -174,6 +177,22 @@ class VLLMRollout(RolloutEngine):
     def drop_caches(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after a weight update: old keys and values would be reused")
+
+    def _free(self, keep_weights: bool) -> int:
+        before = self._resident()
+        self._llm.sleep(level=1 if keep_weights else 2)
+        return before - self._resident()
+
+    def _take_again(self, what: str) -> None:
+        self._llm.wake_up(tags=[what])
+
+    def _resident(self) -> int:
+        """Bytes of the device that are in use; on a CPU, of the engine's own tensors."""
+        if is_cuda():
+            free, total = torch.cuda.mem_get_info(device())
+            return total - free
+        [nbytes] = self._llm.collective_rpc(resident_bytes)
+        return int(nbytes)
 
     def shutdown(self) -> None:
         self._engine.engine_core.shutdown()

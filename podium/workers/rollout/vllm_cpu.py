@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from podium.utils.freed_memory import FreedMemory
+
 
 @functools.cache
 def adapt_cpu_build() -> None:
@@ -22,6 +24,7 @@ def adapt_cpu_build() -> None:
     layers.dispatch_cpu_unquantized_gemm = _plain_cpu_linear
     _keep_natural_experts()
     _name_shared_memory_apart()
+    _free_memory_in_sleep()
 
 
 def _plain_cpu_linear(layer: Any, remove_weight: bool) -> None:
@@ -54,6 +57,36 @@ def repack_experts(model: torch.nn.Module) -> None:
         isa = layer.quant_method.moe_kernel.fused_experts.isa
         for packed, natural in zip((layer.w13_weight, layer.w2_weight), layer.podium_natural, strict=True):
             torch.ops._C.prepack_moe_weight(natural, packed.data, isa)
+
+
+def _free_memory_in_sleep() -> None:
+    """Gives the CPU worker what the CUDA one has: the CPU build's own `sleep` and `wake_up` do nothing."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    def sleep(self: Any, level: int = 1) -> None:
+        self.podium_freed = {"kv_cache": FreedMemory(self.model_runner.kv_caches)}
+        if level == 2:
+            self.podium_freed["weights"] = FreedMemory(weight_tensors(self.get_model()))
+
+    def wake_up(self: Any, tags: list[str] | None = None) -> None:
+        for tag in tags if tags is not None else list(self.podium_freed):
+            if tag in self.podium_freed:
+                self.podium_freed.pop(tag).restore()
+
+    CPUWorker.sleep, CPUWorker.wake_up = sleep, wake_up
+
+
+def weight_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters, and the experts that are kept beside the kernel's copies."""
+    kept = [getattr(module, "podium_natural", ()) for module in model.modules()]
+    return [*(parameter.data for parameter in model.parameters()), *(tensor for pair in kept for tensor in pair)]
+
+
+def resident_bytes(worker: Any) -> int:
+    """Of a CPU worker's weights and key-value cache."""
+    tensors = [*worker.model_runner.kv_caches, *weight_tensors(worker.get_model())]
+    storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values())
 
 
 def _name_shared_memory_apart() -> None:

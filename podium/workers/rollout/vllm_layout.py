@@ -34,16 +34,17 @@ def vllm_pieces(model: torch.nn.Module) -> list[Piece]:
 
     stacked = stacked_modules(model)
     pieces: list[Piece] = []
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for wrapped, module in model.named_modules():
         prefix = wrapped.removesuffix(".base_layer")  # of a layer that takes adapters
         if isinstance(module, RoutedExperts):
             pieces += _experts(prefix, module)
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
-            if parameter.data_ptr() in seen:
+            place = parameter.untyped_storage()._cdata, parameter.storage_offset()
+            if place in seen:
                 continue
-            seen.add(parameter.data_ptr())
+            seen.add(place)
             pieces += _pieces(prefix, module, leaf, parameter.data, stacked)
     return pieces
 

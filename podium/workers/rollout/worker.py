@@ -32,6 +32,7 @@ class RolloutWorker(SyncRole):
         stop_token_ids: each ends a response, and belongs to it.
         seed: of the engine.
         lora: with it, the base is read here, once, and the adapter alone arrives with each sync (vllm).
+        free_cache: `sleep` will be called.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class RolloutWorker(SyncRole):
         seed: int = 0,
         trust_remote_code: bool = False,
         lora: LoRA | None = None,
+        free_cache: bool = False,
     ):
         super().__init__()
         self._model_path, self._config = model_path, config
         self._max_prompt_length, self._max_response_length = max_prompt_length, max_response_length
         self._pad, self._stop = pad_token_id, stop_token_ids
         self._seed, self._trust_remote_code, self._lora = seed, trust_remote_code, lora
+        self._free_cache = free_cache
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -90,6 +93,7 @@ class RolloutWorker(SyncRole):
                 tensor_parallel_size=self._config.tensor_model_parallel_size,
                 gpu_memory_utilization=self._config.gpu_memory_utilization,
                 enforce_eager=self._config.enforce_eager,
+                free_cache=self._free_cache,
                 seed=self._seed,
                 trust_remote_code=self._trust_remote_code,
             )
@@ -114,6 +118,11 @@ class RolloutWorker(SyncRole):
 
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "rollout", None, self.engine
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self, keep_weights: bool) -> int:
+        """Lets the engine sleep until it is needed again, see `RolloutEngine.sleep`; the bytes that it freed."""
+        return self.engine.sleep(keep_weights=keep_weights)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory_used(self) -> dict[str, float]:
