@@ -62,6 +62,7 @@ class WeightSync:
         return version, {
             **{f"weight_sync/{name}": row[name] for name in ("version", "messages", "bytes", "verified_buckets")},
             "perf/weight_sync_gb_per_s": row["gb_per_s"],
+            "perf/weight_sync_share_of_bound": row["share_of_bound"],
             "perf/weight_sync_verify_s": row["verify_seconds"],
             "perf/weight_sync_pause_s": pause,
         }
@@ -84,6 +85,7 @@ def ledger_row(reports: list[SyncReport], pause_s: float) -> dict[str, Any]:
     counts = [dataclasses.asdict(report) for report in reports]
     total = {name: sum(count[name] for count in counts) for name in ("bytes_sent", "bytes_received", "bytes_local")}
     seconds = max(report.seconds for report in reports)
+    bound = max(report.bound_seconds for report in reports)
     delivered = total["bytes_received"] + total["bytes_local"]
     return {
         "version": reports[0].version,
@@ -94,6 +96,8 @@ def ledger_row(reports: list[SyncReport], pause_s: float) -> dict[str, Any]:
         "buckets": sum(report.buckets for report in reports),
         "seconds": seconds,
         "gb_per_s": delivered / seconds / 1e9,
+        "bound_seconds": bound,
+        "share_of_bound": bound / seconds,
         "verified_buckets": sum(report.verified_buckets for report in reports),
         "verify_seconds": max(report.verify_seconds for report in reports),
         "pause_seconds": pause_s,

@@ -5,19 +5,28 @@ those that verl's users know.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from podium.utils.device import device
+from podium.utils.piece import Piece
 
 ALIGNMENT = 16
 """Bytes (128 bits): the widest load or store of a GPU thread, for which a parameter's start must be aligned."""
 
 WeightBufferMeta = dict[str, dict[str, Any]]
-"""Name of a parameter -> its ``shape`` (torch.Size) and ``dtype``, in the order in which they lie in memory."""
+"""Name of a parameter -> its ``shape`` (torch.Size) and ``dtype``, in the order in which they lie in memory.
+
+Of memory that somebody else laid out, also the ``buffer`` that it lies in and the element at which it ``start``s there;
+otherwise there is one buffer a dtype, whose key is the dtype.
+"""
+
+MemoryBuffers = Mapping[Any, "MemoryBuffer"]
+"""Buffers by key: the dtype, or what the parameters' ``buffer`` says."""
 
 WeightBuffers = list[dict[str, torch.Tensor]]
 """For each pipeline stage, its parameters by name. Where a stage has several chunks (virtual stages), names begin with
@@ -64,27 +73,24 @@ def get_weight_buffer_meta_from_module(module: torch.nn.Module) -> WeightBufferM
     return {name: {"shape": p.shape, "dtype": p.dtype} for name, p in sorted(module.named_parameters())}
 
 
-def build_memory_buffer(weight_buffer_meta: WeightBufferMeta) -> dict[torch.dtype, MemoryBuffer]:
-    """A zeroed buffer for each dtype, large enough for its parameters."""
-    sizes: dict[torch.dtype, int] = {}
-    for meta in weight_buffer_meta.values():
-        sizes[meta["dtype"]] = sizes.get(meta["dtype"], 0) + calc_padded_numel(meta["shape"], meta["dtype"])
-    return {dtype: MemoryBuffer(numel, numel, dtype) for dtype, numel in sizes.items()}
+def build_memory_buffer(weight_buffer_meta: WeightBufferMeta) -> dict[Any, MemoryBuffer]:
+    """A zeroed buffer for each dtype (or each ``buffer`` that is named), large enough for its parameters."""
+    sizes = _sizes(weight_buffer_meta)
+    return {key: MemoryBuffer(numel, numel, dtype) for key, (dtype, numel) in sizes.items()}
 
 
 def build_memory_reference(
-    weight_buffer_meta: WeightBufferMeta, memory_buffers: Mapping[torch.dtype, MemoryBuffer]
+    weight_buffer_meta: WeightBufferMeta, memory_buffers: MemoryBuffers
 ) -> dict[str, torch.Tensor]:
     """Each parameter as a view of the buffers that `build_memory_buffer` made for the same `weight_buffer_meta`."""
     return {
-        name: memory_buffers[meta["dtype"]].get(meta["shape"], start)
-        for name, meta, start in _places(weight_buffer_meta)
+        name: memory_buffers[key].get(meta["shape"], start) for name, meta, key, start in _places(weight_buffer_meta)
     }
 
 
 @torch.no_grad()
 def build_memory_reference_from_module(
-    module: torch.nn.Module, memory_buffers: Mapping[torch.dtype, MemoryBuffer], maintain_weight: bool = True
+    module: torch.nn.Module, memory_buffers: MemoryBuffers, maintain_weight: bool = True
 ) -> None:
     """Makes a module's parameters views of buffers that were built for its `get_weight_buffer_meta_from_module`.
 
@@ -101,17 +107,40 @@ def build_memory_reference_from_module(
         parameters[name].data = view
 
 
-def _places(weight_buffer_meta: WeightBufferMeta) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Where each parameter begins in the buffer of its dtype."""
-    starts: dict[torch.dtype, int] = {}
+def _places(weight_buffer_meta: WeightBufferMeta) -> Iterator[tuple[str, dict[str, Any], Hashable, int]]:
+    """The buffer that each parameter lies in, and where it begins there."""
+    ends: dict[Hashable, int] = {}
     for name, meta in weight_buffer_meta.items():
-        start = starts.get(meta["dtype"], 0)
-        yield name, meta, start
-        starts[meta["dtype"]] = start + calc_padded_numel(meta["shape"], meta["dtype"])
+        key = meta.get("buffer", meta["dtype"])
+        start = meta.get("start", ends.get(key, 0))
+        yield name, meta, key, start
+        ends[key] = start + calc_padded_numel(meta["shape"], meta["dtype"])
+
+
+def _sizes(weight_buffer_meta: WeightBufferMeta) -> dict[Hashable, tuple[torch.dtype, int]]:
+    """Dtype and elements of each buffer."""
+    sizes: dict[Hashable, tuple[torch.dtype, int]] = {}
+    for _, meta, key, start in _places(weight_buffer_meta):
+        end = start + calc_padded_numel(meta["shape"], meta["dtype"])
+        sizes[key] = meta["dtype"], max(end, sizes.get(key, (None, 0))[1])
+    return sizes
+
+
+@dataclass(frozen=True)
+class FlatStage:
+    """A pipeline stage of a trainer as it lies in flat memory, and what the memory of all its stages means."""
+
+    ranks: tuple[int, ...]
+    """Of the world: those that hold the stages of this rank's pipeline, in order."""
+    meta: WeightBufferMeta
+    """Where this rank's parameters lie in `buffers`, under their names in a ModuleList of chunks."""
+    buffers: MemoryBuffers
+    transform: Callable[["WeightBuffers"], list[Piece]]
+    """From the parameters of all stages to pieces of whole tensors: views, each box once."""
 
 
 class MegatronMemoryBufferForRollout:
-    """One flat buffer for each pipeline stage and dtype, and the parameters in them under the rollout's names.
+    """Flat buffers of each pipeline stage, one a dtype, and the parameters in them under the rollout's names.
 
     `memory_buffers`, `weight_buffers` and `named_parameters` look at the same storage. This rank's own stage is used
     where it is: the trainer's flat memory; the others' are there only from `build_memory_reference` to `release`.
@@ -124,9 +153,9 @@ class MegatronMemoryBufferForRollout:
     def __init__(self, transform_memory_param_fn: Callable[[WeightBuffers], dict[str, torch.Tensor]]):
         self._transform = transform_memory_param_fn
         self._metas: list[WeightBufferMeta] = []
-        self._own: Mapping[torch.dtype, MemoryBuffer] = {}
+        self._own: MemoryBuffers = {}
         self._own_stage = -1
-        self._memory_buffers: list[dict[torch.dtype, MemoryBuffer]] = []
+        self._memory_buffers: list[dict[Any, MemoryBuffer]] = []
         self._weight_buffers: WeightBuffers = []
         self._named_parameters: dict[str, torch.Tensor] = {}
 
@@ -134,12 +163,13 @@ class MegatronMemoryBufferForRollout:
         self,
         weight_buffer_meta_pp: Sequence[WeightBufferMeta],
         own_stage: int = -1,
-        own_buffers: Mapping[torch.dtype, MemoryBuffer] | None = None,
+        own_buffers: MemoryBuffers | None = None,
     ) -> None:
         """Says what lies on each stage; allocates nothing.
 
         Args:
-            weight_buffer_meta_pp: for each stage, what `get_weight_buffer_meta_from_module` says of it.
+            weight_buffer_meta_pp: for each stage, what `get_weight_buffer_meta_from_module` says of it, or a trainer
+                that laid it out otherwise.
             own_stage, own_buffers: this rank's stage and its memory, which is used and not copied; -1: all is foreign.
         """
         assert (own_stage >= 0) == (own_buffers is not None), "a stage of one's own, and where it is"
@@ -158,17 +188,22 @@ class MegatronMemoryBufferForRollout:
         ]
         self._named_parameters = self._transform(self._weight_buffers)
 
-    def allgather_params(self, group: Any) -> list[Any]:
-        """Starts one broadcast for each stage and dtype; returns their handles, to wait for.
+    def allgather_params(self, group: Any) -> list[tuple[int, Any]]:
+        """Starts one broadcast for each flat buffer; returns the handles to wait for, each with its stage.
 
         Args:
             group: the pipeline's; its rank s has stage s.
         """
         return [
-            dist.broadcast(buffers[dtype].data, group=group, group_src=stage, async_op=True)
-            for stage, buffers in enumerate(self._memory_buffers)
-            for dtype in sorted(buffers, key=str)
+            (stage, dist.broadcast(flat, group=group, group_src=stage, async_op=True))
+            for stage in range(len(self._metas))
+            for flat in self.flat(stage)
         ]
+
+    def flat(self, stage: int) -> list[torch.Tensor]:
+        """The memory of a stage: its buffers, in an order that all ranks share, up to the end of the last parameter."""
+        sizes, buffers = _sizes(self._metas[stage]), self._memory_buffers[stage]
+        return [buffers[key].data[: sizes[key][1]] for key in sorted(buffers, key=str)]
 
     def get_all_params(self) -> StageParams:
         """The parameters of all stages, by [stage][chunk][name]."""
@@ -189,8 +224,8 @@ class MegatronMemoryBufferForRollout:
         return self._weight_buffers
 
     @property
-    def memory_buffers(self) -> list[dict[torch.dtype, MemoryBuffer]]:
-        """For each stage, its flat memory by dtype."""
+    def memory_buffers(self) -> list[dict[Any, MemoryBuffer]]:
+        """For each stage, its flat memory by dtype (or by the trainer's ``buffer``)."""
         return self._memory_buffers
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from podium.protocol import DataProto, Dispatch, register
+from podium.utils.memory_buffer import FlatStage
 from podium.workers.engine.base import LossFn
 from podium.workers.engine.spec import LogProbs, ModelSpec
 from podium.workers.rollout.base import RolloutEngine
@@ -76,3 +77,6 @@ class ActorWorker(TrainedRole, SyncRole):
         rollout = self.peer("rollout")
         source = self._engine.adapter_pieces if self._sync_adapter else self._engine.pieces
         return "actor", source, rollout.engine if rollout is not None else None
+
+    def _flat_stage(self) -> FlatStage | None:
+        return self._engine.flat_stage()

@@ -49,6 +49,7 @@ def test_the_numbers_are_those_of_one_process(
     for row in ledger:
         assert row["transport"] == transport and row["messages"] == 1 and row["bytes"] == row["bytes_received"] > 0
         assert row["verified_buckets"] == row["buckets"] > 0 and row["pause_seconds"] >= row["seconds"] > 0
+        assert row["share_of_bound"] == row["bound_seconds"] / row["seconds"] > 0
 
 
 @pytest.mark.slow

@@ -104,18 +104,18 @@ def pieces(chunks: Sequence["Chunk"]) -> list[Piece]:
 
 
 def staged_pieces(chunk: "Chunk", weight_buffers: WeightBuffers) -> list[Piece]:
-    """`pieces` of this rank once it has the parameters of every pipeline stage, of which `chunk` is one.
+    """`pieces` of this rank once it has the parameters of every pipeline stage, of which `chunk` is one; each box once.
 
     Args:
         weight_buffers: of ModuleLists of chunks, stage by stage; the experts are those of this rank.
     """
     named = normalize_pp_vpp_params(by_chunk(weight_buffers), chunk.hf_config.num_hidden_layers)
     first = _first_expert(chunk)
-    return [
-        piece
-        for name, tensor in named.items()
-        for piece, _ in _pieces_of(chunk, _with_global_experts(name, first), tensor)
-    ]
+    found: dict[tuple[str, tuple[int, ...]], Piece] = {}
+    for name, tensor in named.items():
+        for piece, _ in _pieces_of(chunk, _with_global_experts(name, first), tensor):
+            found.setdefault((piece.name, piece.starts), piece)  # a tied head is a copy of the embedding
+    return list(found.values())
 
 
 def shaped_pieces(chunks: Sequence["Chunk"]) -> Iterator[tuple[Piece, tuple[int, ...]]]:

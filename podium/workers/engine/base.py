@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from podium.utils.errors import UserError
+from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 
@@ -87,6 +88,10 @@ class TrainEngine(ABC):
     def adapter_pieces(self) -> list[Piece]:
         """As `pieces`, of an adapter alone: ``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``, the scale in B."""
         raise AssertionError(f"{type(self).__name__} has no adapter")
+
+    def flat_stage(self) -> FlatStage | None:
+        """Where the weights of this rank's pipeline stage lie in flat memory; None where they do not. No collective."""
+        return None
 
     @abstractmethod
     def save(self, path: str) -> None:

@@ -17,6 +17,7 @@ from podium.models.megatron.weights import Checkpoint, export, load
 from podium.models.value_head import value_architecture, value_config
 from podium.utils.device import device
 from podium.utils.errors import UserError
+from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine import megatron_checkpoint as checkpoint
@@ -32,6 +33,7 @@ from podium.workers.engine.base import (
 from podium.workers.engine.megatron_batch import MicroBatch, micro_batches
 from podium.workers.engine.megatron_optim import MegatronAdam, with_gradient_buffers
 from podium.workers.engine.megatron_pipeline import LOSS, Pipeline, sum_gradients
+from podium.workers.engine.megatron_stage import flat_stage
 from podium.workers.engine.spec import LogProbs, ModelSpec, Outputs, Scores, Training
 
 
@@ -70,6 +72,7 @@ class MegatronEngine(TrainEngine):
             sum_gradients(chunks)
             chunks = with_gradient_buffers(chunks)
             self._optimizer = MegatronAdam(chunks, training, self._dtype)
+        self._wrapped = chunks
         self._pipeline = Pipeline(chunks, model.outputs)
 
     def _start_head(self, kind: Outputs) -> None:
@@ -122,6 +125,9 @@ class MegatronEngine(TrainEngine):
     def pieces(self) -> list[Piece]:
         """What this rank holds of the whole tensors."""
         return pieces(self._modules)
+
+    def flat_stage(self) -> FlatStage | None:
+        return flat_stage(self._modules, self._wrapped) if self._optimizer is not None else None
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         return export(self._modules, dtype)

@@ -1,6 +1,7 @@
 """Whether tensors hold the same bits, at hand or by a checksum that knows where each element stands."""
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 
@@ -31,6 +32,17 @@ def tensor_checksum(tensor: torch.Tensor) -> int:
             columns += part.sum(dim=0)
         digest.update(torch.cat([columns, *rows]).cpu().numpy().data)
     return int.from_bytes(digest.digest(), "little")
+
+
+def combined(checksums: Iterable[int]) -> int:
+    """64 bits that depend on each checksum and on their order."""
+    digest = hashlib.blake2b(b"".join(each.to_bytes(8, "little") for each in checksums), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def as_int64(checksum: int) -> int:
+    """The same 64 bits as a signed number, for a tensor to carry; modulo 2**64 gives the checksum back."""
+    return checksum - (1 << 64) if checksum >= 1 << 63 else checksum
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -4,15 +4,16 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from podium.protocol.backend import free_port
 from podium.utils.device import device, is_cuda
 from podium.utils.errors import UserError
+from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
+from podium.utils.ports import reserve_port
 from podium.workers.rollout.base import RolloutEngine
 from podium.workers.weight_sync.boxes import Box
 from podium.workers.weight_sync.plan import ReshardPlan
@@ -30,18 +31,25 @@ class Endpoint:
     destinations: tuple[Box, ...]
     """What its rollout engine holds."""
     rendezvous: tuple[str, int]
-    """Address of rank 0 of its group, and a port that is free on this machine."""
+    """Address of rank 0 of its group, and a port that this process holds."""
     secret: bytes
 
 
-def describe(label: str, source: Callable[[], list[Piece]] | None, engine: RolloutEngine | None) -> Endpoint:
+def describe(
+    label: str,
+    source: Callable[[], list[Piece]] | None,
+    engine: RolloutEngine | None,
+    stage: Callable[[], FlatStage | None] | None = None,
+) -> Endpoint:
     """This process as an endpoint."""
     sources = tuple(map(Box.of, source())) if source is not None else ()
     destinations = tuple(map(Box.of, engine.pieces())) if engine is not None else ()
-    place = Place(label, _machine(), _device_uuid(), source is not None, engine is not None)
-    return Endpoint(
-        place, sources, destinations, (os.environ.get("MASTER_ADDR", "127.0.0.1"), free_port()), secrets.token_bytes(16)
-    )
+    flat = stage() if stage is not None else None
+    pipeline = flat.ranks if flat is not None else ()
+    place = Place(label, _machine(), _device_uuid(), source is not None, engine is not None, pipeline)
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    rendezvous = host, reserve_port(host, "weight sync")
+    return Endpoint(place, sources, destinations, rendezvous, secrets.token_bytes(16))
 
 
 def _machine() -> str:
@@ -102,11 +110,14 @@ def connect(
     settings: SyncSettings,
     source: Callable[[], list[Piece]] | None,
     engine: RolloutEngine | None,
+    stage: Callable[[], FlatStage | None] | None = None,
 ) -> Transport:
     """Connects this process, number `rank`, with the others, which do the same at the same time."""
-    places = [endpoint.place for endpoint in endpoints]
+    places, chosen = [endpoint.place for endpoint in endpoints], get_transport(transport)
+    held = chosen.held(places, [endpoint.sources for endpoint in endpoints])
+    plan = make_plan([replace(end, sources=tuple(boxes)) for end, boxes in zip(endpoints, held, strict=True)])
     first = endpoints[0]
-    link = Link(make_plan(endpoints), rank, places, first.rendezvous, first.secret, settings, source, engine)
-    connection = get_transport(transport)(link)
+    link = Link(plan, rank, places, first.rendezvous, first.secret, settings, source, engine, stage)
+    connection = chosen(link)
     connection.connect()
     return connection

@@ -13,6 +13,9 @@ from podium.workers.weight_sync.checksum import same_bits, tensor_checksum
 from podium.workers.weight_sync.plan import Message, ReshardPlan
 from podium.workers.weight_sync.stream import Part
 
+_ALONE = 128 << 10
+"""Bytes of a part from which on it is worth a message of its own: then it need not be packed."""
+
 
 class Views:
     """A rank's memory, addressed by boxes of whole tensors."""
@@ -51,6 +54,21 @@ class Bucket:
     def nbytes(self) -> int:
         return sum(self.sizes) * self.dtype.itemsize
 
+    @cached_property
+    def messages(self) -> tuple["Bucket", ...]:
+        """The same rows as messages: each large part by itself, and then the others (perhaps none) together."""
+        large = [size * self.dtype.itemsize >= _ALONE for size in self.sizes]
+        alone = [Bucket(self.dtype, (part,)) for part, is_large in zip(self.parts, large, strict=True) if is_large]
+        others = tuple(part for part, is_large in zip(self.parts, large, strict=True) if not is_large)
+        return (*alone, Bucket(self.dtype, others))
+
+    def in_place(self, views: Views) -> torch.Tensor | None:
+        """The bytes (uint8) of a large part that lies as it travels in a rank's memory; None of anything else."""
+        if len(self.parts) != 1 or self.nbytes < _ALONE:
+            return None
+        view = views(self.parts[0])
+        return view.flatten().view(torch.uint8) if view.is_contiguous() and view.dtype == self.dtype else None
+
     def flat(self, buffer: torch.Tensor) -> torch.Tensor:
         """The elements that lie in a uint8 buffer of at least `nbytes`."""
         return buffer[: self.nbytes].view(self.dtype)
@@ -85,6 +103,8 @@ class Bucket:
 
 @torch.no_grad()
 def _copy(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
+    if not to:
+        return
     # One call: a call for each would cost more than a small tensor's bytes.
     torch._foreach_copy_(list(to), list(source))
 

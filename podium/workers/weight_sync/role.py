@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from podium.protocol import Dispatch, Worker, register
+from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
 from podium.workers.rollout.base import RolloutEngine
 from podium.workers.weight_sync.connection import Endpoint, connect, describe
@@ -24,11 +25,15 @@ class SyncRole(Worker):
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         """What this process is called in messages, its trainer's weights, and its rollout engine."""
 
+    def _flat_stage(self) -> FlatStage | None:
+        """Its trainer's weights as they lie in flat memory, where they do."""
+        return None
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def sync_endpoint(self) -> Endpoint:
         """Says what this process holds, and where."""
         label, source, engine = self._sync_ends()
-        return describe(f"{label} rank {self.rank}", source, engine)
+        return describe(f"{label} rank {self.rank}", source, engine, self._flat_stage)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def connect_sync(self, transport: str, endpoints: Sequence[Endpoint], first: int, settings: SyncSettings) -> None:
@@ -39,7 +44,7 @@ class SyncRole(Worker):
         """
         self.disconnect_sync()
         _, source, engine = self._sync_ends()
-        self._connection = connect(transport, endpoints, first + self.rank, settings, source, engine)
+        self._connection = connect(transport, endpoints, first + self.rank, settings, source, engine, self._flat_stage)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def sync_weights(self, version: int) -> SyncReport:

@@ -70,7 +70,7 @@ class ModelHost(Worker):
         memory.initialize_weight_buffer(metas, group.rank(), own)
         memory.build_memory_reference()
         handles = memory.allgather_params(group)
-        for handle in handles:
+        for _, handle in handles:
             handle.wait()
         found = staged_pieces(self.chunks[0], memory.weight_buffers)
         for piece in found:

@@ -35,7 +35,8 @@ def test_ranks_of_the_rollout():
         ((*APART, f"{ROLLOUT}tensor_model_parallel_size=3"), "=3 does not divide the rollout's 4 rank(s)"),
         ((*APART, f"{ROLLOUT}name=hf", f"{ROLLOUT}tensor_model_parallel_size=2"), "name=hf keeps whole models"),
         ((*APART, f"{ROLLOUT}weight_sync.transport=colocated"), "placement=apart: use auto or ipc or broadcast"),
-        ((f"{ROLLOUT}weight_sync.transport=ipc",), "placement=process: use auto or colocated"),
+        ((f"{ROLLOUT}weight_sync.transport=ipc",), "placement=process: use auto or colocated or memory_buffer"),
+        ((f"{ROLLOUT}weight_sync.transport=memory_buffer",), "actor_rollout_ref.actor.strategy is fsdp: use auto or"),
         ((f"{ROLLOUT}weight_sync.bucket_megabytes=0",), "expected at least 1"),
     ],
 )

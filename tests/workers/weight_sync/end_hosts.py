@@ -6,6 +6,7 @@ import torch
 
 from podium.protocol import Dispatch, register
 from podium.utils.device import init_distributed
+from podium.utils.memory_buffer import FlatStage
 from podium.workers.rollout.base import Request, RolloutEngine, SamplingParams
 from podium.workers.weight_sync.connection import Endpoint
 from podium.workers.weight_sync.role import Source, SyncRole
@@ -32,9 +33,28 @@ class Holder(SyncRole):
     @register(Dispatch.ONE_TO_ALL)
     def build_rollout(self, kind: str, path: str, dtype: str, tp: int = 1) -> None:
         init_distributed()
-        if self.rollout is not None:
-            self.rollout.shutdown()
+        self.drop_rollout()
         self.rollout = build_rollout(kind, path, dtype, tp)
+        self._is_vllm = kind == "vllm"
+
+    @register(Dispatch.ONE_TO_ALL)
+    def drop_rollout(self) -> None:
+        """Ends the engine, and the groups of its ranks: the next may be of another size."""
+        self.disconnect_sync()
+        if self.rollout is None:
+            return
+        self.rollout.shutdown()
+        self.rollout = None
+        if self._is_vllm:
+            from vllm.distributed.parallel_state import destroy_model_parallel
+
+            destroy_model_parallel()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sleep(self) -> int:
+        """Gives the engine's weights and cache back."""
+        assert self.rollout is not None
+        return self.rollout.sleep(keep_weights=False)
 
     @register(Dispatch.ONE_TO_ALL)
     def held(self) -> tuple[int, list[tuple[str, tuple[int, ...], torch.Tensor]]]:
@@ -64,6 +84,9 @@ class MegatronEnd(MegatronHost, Holder):
 
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "actor", self.engine.pieces, self.rollout
+
+    def _flat_stage(self) -> FlatStage | None:
+        return self.engine.flat_stage()
 
 
 class RolloutEnd(Holder):

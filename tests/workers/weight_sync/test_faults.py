@@ -11,26 +11,28 @@ from tests.workers.weight_sync.transport.stage import Stage
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 10.0
-TRANSPORTS = ("ipc", "cpu", "sharded", "broadcast")
+APART = ("ipc", "cpu", "sharded", "broadcast")
+TOGETHER = ("colocated", "memory_buffer")
 COMPLETE_FIRST = ("cpu",)
 """Transports in which a version is complete and compared before the first byte is written to an engine."""
 
 
 @pytest.fixture(scope="module")
 def stages(model_dirs: dict[str, str]) -> Iterator[dict[str, Stage]]:
-    """By transport: two trainers, and two engines in processes of their own."""
+    """By transport: two trainers, and two engines in processes of their own or in the trainers'."""
     stages: dict[str, Stage] = {}
     yield stages
     for stage in stages.values():
         stage.close()
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=[*APART, *TOGETHER])
 def stage(request: pytest.FixtureRequest, stages: dict[str, Stage], model_dirs: dict[str, str]) -> Iterator[Stage]:
     """Connected, and with a version that every engine holds; at the end, whatever happened, the next sync works."""
     name = request.param
     if name not in stages:
-        stages[name] = Stage(model_dirs["qwen2"], 2, 2, colocated=False)
+        is_pipeline = name == "memory_buffer"
+        stages[name] = Stage(model_dirs["qwen2"], 2, 2, colocated=name in TOGETHER, pipeline=is_pipeline)
     stage = stages[name]
     stage.connect(name, timeout_s=DEADLINE_S)
     stage.synced(stage.next_version)
@@ -47,37 +49,38 @@ def is_complete_first(stage: Stage) -> bool:
 
 def test_a_sender_is_killed(stage: Stage, is_complete_first: bool):
     old, new = stage.version, stage.next_version
-    stage.remotes[1]("die_when", "pack", 2)
+    stage.remotes[1]("die_when", "sends")
     began = time.monotonic()
     outcome = stage.sync(new)
     assert time.monotonic() - began < DEADLINE_S + 5
-    assert outcome.dead == ["actor rank 1"] and set(outcome.errors) >= {"rollout rank 0", "rollout rank 1"}
+    living = {remote.args[0] for remote in stage.engines} - {"actor rank 1"}
+    assert outcome.dead == ["actor rank 1"] and set(outcome.errors) >= living
     outcome.assert_named(new)
-    stage.assert_whole_or_refused(old, whole=is_complete_first)
+    stage.assert_whole_or_refused(old, outcome, whole=is_complete_first)
 
 
 def test_a_receiver_is_killed(stage: Stage):
     old, new = stage.version, stage.next_version
-    stage.remotes[3]("die_when", "deliver", 1)
+    stage.engines[1]("die_when", "receives")
     began = time.monotonic()
     outcome = stage.sync(new)
     assert time.monotonic() - began < DEADLINE_S + 5
-    assert outcome.dead == ["rollout rank 1"]
+    assert outcome.dead == [stage.engines[1].args[0]]
     outcome.assert_named(new)
-    if "rollout rank 0" in outcome.errors:
-        stage.assert_whole_or_refused(old, whole=False)
+    if stage.engines[0].args[0] in outcome.errors:
+        stage.assert_whole_or_refused(old, outcome, whole=False)
     else:  # it needs nothing from the one that died
-        assert stage.remotes[2]("held")[0] == new
+        assert stage.engines[0]("held")[0] == new
 
 
 def test_a_bit_flips(stage: Stage, is_complete_first: bool):
     old, new = stage.version, stage.next_version
-    stage.remotes[0]("flip_a_bit", 1)
+    stage.remotes[0]("flip_a_bit")
     outcome = stage.sync(new)
     outcome.assert_named(new)
-    failed = [error for label, error in outcome.errors.items() if label.startswith("rollout")]
-    assert failed and all("verification: " in error and "model." in error for error in failed)
-    stage.assert_whole_or_refused(old, whole=is_complete_first)
+    failed = [outcome.errors.get(remote.args[0], "") for remote in stage.engines]
+    assert any("verification: " in error and ("model." in error or "the stage of actor" in error) for error in failed)
+    stage.assert_whole_or_refused(old, outcome, whole=is_complete_first)
 
 
 def test_a_version_is_skipped(stage: Stage):
@@ -88,8 +91,8 @@ def test_another_version_than_was_asked_for(stage: Stage):
     old, new = stage.version, stage.next_version
     outcome = stage.sync(new, received_as=new + 1)
     outcome.assert_named(new, new + 1)
-    assert set(outcome.errors) >= {"rollout rank 0", "rollout rank 1"}
-    stage.assert_whole_or_refused(old, whole=True)
+    assert set(outcome.errors) >= {stage.engines[-1].args[0]}
+    stage.assert_whole_or_refused(old, outcome, whole=True)
 
 
 def test_shared_memory_is_full(stage: Stage):
@@ -104,4 +107,4 @@ def test_shared_memory_is_full(stage: Stage):
         remote("limit_files", -1)
     outcome.assert_named(new)
     assert all("no room for version" in outcome.errors[remote.args[0]] for remote in sources)
-    stage.assert_whole_or_refused(old, whole=True)
+    stage.assert_whole_or_refused(old, outcome, whole=True)

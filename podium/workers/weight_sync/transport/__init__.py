@@ -7,6 +7,7 @@ from podium.workers.weight_sync.transport.base import TRANSPORT_KEY, Transport
 
 _TRANSPORTS = {
     "colocated": "podium.workers.weight_sync.transport.colocated:ColocatedTransport",
+    "memory_buffer": "podium.workers.weight_sync.transport.memory_buffer:MemoryBufferTransport",
     "ipc": "podium.workers.weight_sync.transport.ipc:IPCTransport",
     "broadcast": "podium.workers.weight_sync.transport.broadcast:BroadcastTransport",
     "sharded": "podium.workers.weight_sync.transport.sharded:ShardedTransport",

@@ -10,9 +10,12 @@ from typing import ClassVar
 
 import torch
 
-from podium.utils.device import device
+from podium.utils.device import copy_bandwidth, device
+from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
 from podium.workers.rollout.base import RolloutEngine
+from podium.workers.weight_sync.boxes import Box
+from podium.workers.weight_sync.checksum import combined, tensor_checksum
 from podium.workers.weight_sync.lane import Bucket, Lane, Views, lanes_of, local_lanes
 from podium.workers.weight_sync.plan import ReshardPlan
 
@@ -41,6 +44,8 @@ class Place:
     """It holds weights of the trainer."""
     is_destination: bool
     """It holds weights of the rollout."""
+    pipeline: tuple[int, ...] = ()
+    """Processes with the stages of its trainer's pipeline, in order, where stages lie in flat memory."""
 
     def shares_device(self, other: "Place") -> bool:
         """Whether memory can be handed from one to the other."""
@@ -78,6 +83,8 @@ class Link:
     source: Callable[[], list[Piece]] | None = None
     """The trainer's memory; asked for at each sync, as an engine may move its parameters."""
     engine: RolloutEngine | None = None
+    stage: Callable[[], FlatStage | None] | None = None
+    """The trainer's flat memory, where it has such; asked for at each sync too."""
 
     @property
     def label(self) -> str:
@@ -111,6 +118,8 @@ class SyncReport:
     """Copied from the trainer to the engine within this process."""
     seconds: float = 0.0
     """From the call to the new version, without verification."""
+    bound_seconds: float = 0.0
+    """Least for these bytes, each way at once, at the rate at which this process copies memory."""
     verified_buckets: int = 0
     verify_seconds: float = 0.0
 
@@ -145,21 +154,29 @@ class Sync:
         self.link, self.version = link, version
         self.report = SyncReport(version, transport)
         self.deadline = Deadline(link.settings.timeout_s, version, link.label)
-        self._source = Views(link.source()) if link.source is not None else None
-        self._destination = Views(link.engine.pieces()) if link.engine is not None else None
         self._scratch: torch.Tensor | None = None
+
+    @cached_property
+    def _source(self) -> Views:
+        """Made when it is needed: what a process has to give may have to come to it first."""
+        assert self.link.source is not None
+        return Views(self.link.source())
+
+    @cached_property
+    def _destination(self) -> Views:
+        assert self.link.engine is not None
+        return Views(self.link.engine.pieces())
 
     def pack(self, lane: Lane, index: int, buffer: torch.Tensor) -> int:
         """Fills a buffer (uint8) with a bucket from the trainer's memory; returns its checksum.
 
         The checksum is 0 where the bucket is not verified at this version.
         """
-        assert self._source is not None
         bucket = lane.buckets[index]
         bucket.pack(self._source, buffer)
-        if not self._is_verified(lane, index):
+        if not self.is_verified(index, len(lane.buckets)):
             return 0
-        with self._verifying():
+        with self.verifying():
             return bucket.checksum(buffer)
 
     def check(self, lane: Lane, index: int, buffer: torch.Tensor, expected: int) -> None:
@@ -168,10 +185,10 @@ class Sync:
         Raises:
             WeightSyncError: they differ.
         """
-        if not self._is_verified(lane, index):
+        if not self.is_verified(index, len(lane.buckets)):
             return
         bucket = lane.buckets[index]
-        with self._verifying():
+        with self.verifying():
             equal = bucket.checksum(buffer) == expected
         if not equal:
             raise self._differ("what arrived is not what was sent", bucket)
@@ -183,19 +200,59 @@ class Sync:
             WeightSyncError: they differ.
         """
         bucket = lane.buckets[index]
-        assert self.link.engine is not None and self._destination is not None
+        assert self.link.engine is not None
         self.link.engine.overwrite()
         bucket.unpack(buffer, self._destination)
         self.report.buckets += 1
         self.report.bytes_received += bucket.nbytes
-        if not self._is_verified(lane, index):
+        if not self.is_verified(index, len(lane.buckets)):
             return
-        with self._verifying():
-            if self._scratch is None or len(self._scratch) < bucket.nbytes:
-                self._scratch = make_buffer(bucket.nbytes)
-            bucket.pack(self._destination, self._scratch)
-            equal = bucket.checksum(self._scratch) == expected
+        with self.verifying():
+            equal = self._checksum(bucket) == expected
         self._verified(bucket, equal)
+
+    def lend(self, lane: Lane, index: int, buffer: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+        """A bucket's messages (uint8) for another process, and its checksum, 0 where it is not verified.
+
+        What lies in the trainer's memory as it travels stays there; the rest is packed into `buffer`.
+        """
+        bucket, messages = lane.buckets[index], list[torch.Tensor]()
+        for message, room in _rooms(bucket, buffer):
+            lying = message.in_place(self._source)
+            if lying is None:
+                message.pack(self._source, room)
+            messages.append(room if lying is None else lying)
+        if not self.is_verified(index, len(lane.buckets)):
+            return messages, 0
+        with self.verifying():
+            return messages, combined(map(tensor_checksum, messages))
+
+    def expect(self, lane: Lane, index: int, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Where the messages of `lend` are to be received: in the engine, where it holds them as they travel."""
+        assert self.link.engine is not None
+        self.link.engine.overwrite()
+        rooms = _rooms(lane.buckets[index], buffer)
+        lying = [(message.in_place(self._destination), room) for message, room in rooms]
+        return [room if place is None else place for place, room in lying]
+
+    def settle(self, lane: Lane, index: int, buffer: torch.Tensor, expected: int) -> None:
+        """Writes what has arrived elsewhere into the engine, and compares what that holds with the sender's checksum.
+
+        Raises:
+            WeightSyncError: they differ.
+        """
+        bucket, is_verified, checksums = lane.buckets[index], self.is_verified(index, len(lane.buckets)), list[int]()
+        for message, room in _rooms(bucket, buffer):
+            lying = message.in_place(self._destination)
+            if lying is None:
+                message.unpack(room, self._destination)
+            if is_verified:
+                with self.verifying():
+                    checksums.append(self._checksum(message) if lying is None else tensor_checksum(lying))
+        self.report.buckets += 1
+        self.report.bytes_received += bucket.nbytes
+        if is_verified:
+            self._verified(bucket, combined(checksums) == expected)
 
     def copy(self, lane: Lane, index: int) -> None:
         """Moves a bucket from the trainer to the engine of this process.
@@ -204,14 +261,14 @@ class Sync:
             WeightSyncError: the engine then does not hold the trainer's bits.
         """
         bucket = lane.buckets[index]
-        assert self.link.engine is not None and self._source is not None and self._destination is not None
+        assert self.link.engine is not None
         self.link.engine.overwrite()
         bucket.copy(self._source, self._destination)
         self.report.buckets += 1
         self.report.bytes_local += bucket.nbytes
-        if not self._is_verified(lane, index):
+        if not self.is_verified(index, len(lane.buckets)):
             return
-        with self._verifying():
+        with self.verifying():
             equal = bucket.equal(self._source, self._destination)
         self._verified(bucket, equal)
 
@@ -221,8 +278,16 @@ class Sync:
             for index in range(len(lane.buckets)):
                 self.copy(lane, index)
 
-    def _is_verified(self, lane: Lane, index: int) -> bool:
-        verify, stride = self.link.settings.verify, min(_SAMPLE_STRIDE, len(lane.buckets))
+    def _checksum(self, bucket: Bucket) -> int:
+        """Of what the engine holds."""
+        if self._scratch is None or len(self._scratch) < bucket.nbytes:
+            self._scratch = make_buffer(bucket.nbytes)
+        bucket.pack(self._destination, self._scratch)
+        return bucket.checksum(self._scratch)
+
+    def is_verified(self, index: int, count: int) -> bool:
+        """Whether number `index` of a row of `count` buckets is compared at this version."""
+        verify, stride = self.link.settings.verify, min(_SAMPLE_STRIDE, count)
         return verify == "full" or (verify == "sample" and (index + self.version) % stride == 0)
 
     def _verified(self, bucket: Bucket, equal: bool) -> None:
@@ -236,7 +301,8 @@ class Sync:
         return self.deadline.error("verification", f"{what}, of {some}")
 
     @contextmanager
-    def _verifying(self) -> Iterator[None]:
+    def verifying(self) -> Iterator[None]:
+        """Counts the time of a ``with`` block as that of verification."""
         began = time.perf_counter()
         yield
         self.report.verify_seconds += time.perf_counter() - began
@@ -257,6 +323,7 @@ class Transport(ABC):
 
     def __init__(self, link: Link):
         self.link = link
+        self._bandwidth = copy_bandwidth()
 
     @classmethod
     @abstractmethod
@@ -266,6 +333,15 @@ class Transport(ABC):
         Raises:
             UserError: says what it needs.
         """
+
+    @classmethod
+    def held(cls, places: Sequence[Place], boxes: Sequence[Sequence[Box]]) -> list[Sequence[Box]]:
+        """What each process has of the trainer's weights when it starts to copy and send them, for the plan.
+
+        Args:
+            boxes: what its trainer holds.
+        """
+        return list(boxes)
 
     @abstractmethod
     def connect(self) -> None:
@@ -298,8 +374,19 @@ class Transport(ABC):
         self.transfer(sync)
         if engine is not None:
             engine.finish_update(version)
-        sync.report.seconds = time.perf_counter() - began - sync.report.verify_seconds
-        return sync.report
+        report = sync.report
+        report.seconds = time.perf_counter() - began - report.verify_seconds
+        moved = report.bytes_local + max(report.bytes_sent, report.bytes_received)
+        report.bound_seconds = moved / self._bandwidth
+        return report
+
+
+def _rooms(bucket: Bucket, buffer: torch.Tensor) -> Iterator[tuple[Bucket, torch.Tensor]]:
+    """The messages of a bucket, and for each its part of a buffer of at least the bucket's size."""
+    start = 0
+    for message in bucket.messages:
+        yield message, buffer[start : start + message.nbytes]
+        start += message.nbytes
 
 
 def make_buffer(nbytes: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Packed buckets between the ranks of a process group, double-buffered in both directions."""
+"""Buckets between the ranks of a process group, double-buffered in both directions."""
 
 import math
 from datetime import timedelta
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from podium.utils.device import device
+from podium.workers.weight_sync.checksum import as_int64
 from podium.workers.weight_sync.lane import Bucket, Lane
 from podium.workers.weight_sync.transport.base import Link, Sync, make_buffer
 
@@ -36,11 +38,8 @@ class Frame:
 
     def pack(self, sync: Sync, index: int) -> torch.Tensor:
         """Fills it from the trainer's memory; returns `part`."""
-        frame = self.part(index)
-        checksum = sync.pack(self._lane, index, frame)
-        signed = checksum - (1 << 64) if checksum >= 1 << 63 else checksum
-        frame[-_TRAILER:].view(torch.int64).copy_(torch.tensor([sync.version, signed]))
-        return frame
+        self._sign(index, sync.version, sync.pack(self._lane, index, self.part(index)))
+        return self.part(index)
 
     def deliver(self, sync: Sync, index: int) -> None:
         """Writes it to the engine.
@@ -48,11 +47,41 @@ class Frame:
         Raises:
             WeightSyncError: it is of another version; the engine does not hold what was sent.
         """
-        frame = self.part(index)
-        version, checksum = frame[-_TRAILER:].view(torch.int64).tolist()
+        sync.deliver(self._lane, index, self.part(index), self._signed(sync, index))
+
+    def lend(self, sync: Sync, index: int) -> list[torch.Tensor]:
+        """A bucket as messages for another process: what need not be packed for it comes from the trainer's memory."""
+        messages, checksum = sync.lend(self._lane, index, self.part(index))
+        self._sign(index, sync.version, checksum)
+        return self._with_signature(index, messages)
+
+    def expect(self, sync: Sync, index: int) -> list[torch.Tensor]:
+        """Where such messages are to be received."""
+        return self._with_signature(index, sync.expect(self._lane, index, self.part(index)))
+
+    def settle(self, sync: Sync, index: int) -> None:
+        """Writes to the engine what was not received there.
+
+        Raises:
+            WeightSyncError: it is of another version; the engine does not hold what was sent.
+        """
+        sync.settle(self._lane, index, self.part(index), self._signed(sync, index))
+
+    def _with_signature(self, index: int, messages: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The last message is the rest of the bucket, which lies before the signature."""
+        part = self.part(index)
+        rest = self._lane.buckets[index].nbytes - len(messages[-1])
+        return [*messages[:-1], part[rest:]]
+
+    def _sign(self, index: int, version: int, checksum: int) -> None:
+        self.part(index)[-_TRAILER:].view(torch.int64).copy_(torch.tensor([version, as_int64(checksum)]))
+
+    def _signed(self, sync: Sync, index: int) -> int:
+        """The checksum that came with a bucket of this version."""
+        version, checksum = self.part(index)[-_TRAILER:].view(torch.int64).tolist()
         if version != sync.version:
             raise sync.deadline.error("receiving", f"a bucket of version {version} came")
-        sync.deliver(self._lane, index, frame, checksum % (1 << 64))
+        return int(checksum % (1 << 64))
 
 
 def _frame_bytes(bucket: Bucket) -> int:
@@ -109,15 +138,17 @@ class Carrier:
 
 
 class Exchange:
-    """Carries lanes from process to process: a bucket is packed while the one before it travels, and unpacked while the
-    next arrives.
+    """Carries lanes from process to process.
+
+    A large part of a tensor that lies in memory as it travels is sent from there, and received there. The rest is
+    packed while the bucket before it travels, and unpacked while the next arrives.
 
     Args:
         group: of all the link's processes, in the order of their numbers.
     """
 
     def __init__(self, link: Link, group: Any):
-        self._carrier = Carrier(link, group)
+        self._link, self._carrier = link, Carrier(link, group)
         self._sends = [(lane, _slots(lane)) for lane in link.lanes if lane.source == link.rank]
         self._receives = [(lane, _slots(lane)) for lane in link.lanes if lane.source != link.rank]
         self._steps = max((len(lane.buckets) for lane in link.lanes), default=0)
@@ -129,34 +160,49 @@ class Exchange:
         """Carries one version.
 
         Raises:
-            WeightSyncError: names the process that did not answer, or the tensors that differ.
+            WeightSyncError: names the process that did not answer or has another version, or the tensors that differ.
         """
-        packed = self._pack(sync, 0)
-        self._start(sync, 0, packed)
+        self._agree(sync)
+        self._start(sync, 0, self._lend(sync, 0))
         sync.copy_local()  # while the first buckets travel
         for step in range(self._steps):
-            packed = self._pack(sync, step + 1)
+            lent = self._lend(sync, step + 1)
             self._carrier.finish(sync)
-            self._start(sync, step + 1, packed)
+            self._start(sync, step + 1, lent)
             for lane, slots in self._receives:
                 if step < len(lane.buckets):
-                    slots[step % 2].deliver(sync, step)
+                    slots[step % 2].settle(sync, step)
 
-    def _pack(self, sync: Sync, step: int) -> list[tuple[torch.Tensor, int]]:
-        """The buckets to be sent in a step, by destination."""
-        packed = []
+    def _agree(self, sync: Sync) -> None:
+        """Makes sure, before anything is written to the engine, that all who send to it send this version."""
+        sent = torch.tensor([sync.version], device=device())
+        coming = {lane.source: torch.empty_like(sent) for lane, _ in self._receives}
+        peers = dict.fromkeys(peer for lane, _ in self._sends for peer in lane.destinations)
+        self._carrier.start(sync, [(come, source) for source, come in coming.items()], [(sent, peer) for peer in peers])
+        self._carrier.finish(sync)
+        for source, come in coming.items():
+            if int(come) != sync.version:
+                label = self._link.places[source].label
+                raise sync.deadline.error(f"receiving from {label}", f"it sends version {int(come)}")
+
+    def _lend(self, sync: Sync, step: int) -> list[tuple[torch.Tensor, int]]:
+        """The messages to be sent in a step, by destination."""
+        lent = []
         for lane, slots in self._sends:
             if step < len(lane.buckets):
-                frame = slots[step % 2].pack(sync, step)
-                packed += [(frame, destination) for destination in lane.destinations]
-        return packed
+                messages = slots[step % 2].lend(sync, step)
+                lent += [(message, destination) for destination in lane.destinations for message in messages]
+        return lent
 
-    def _start(self, sync: Sync, step: int, packed: list[tuple[torch.Tensor, int]]) -> None:
+    def _start(self, sync: Sync, step: int, lent: list[tuple[torch.Tensor, int]]) -> None:
         expected = [
-            (slots[step % 2].part(step), lane.source) for lane, slots in self._receives if step < len(lane.buckets)
+            (message, lane.source)
+            for lane, slots in self._receives
+            if step < len(lane.buckets)
+            for message in slots[step % 2].expect(sync, step)
         ]
-        self._carrier.start(sync, expected, packed)
-        sync.report.bytes_sent += sum(map(len, (frame for frame, _ in packed)))
+        self._carrier.start(sync, expected, lent)
+        sync.report.bytes_sent += sum(len(message) for message, _ in lent)
 
 
 def _slots(lane: Lane) -> list[Frame]:

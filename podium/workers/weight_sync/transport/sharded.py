@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from podium.workers.weight_sync.checksum import as_int64
 from podium.workers.weight_sync.lane import Lane, lanes_with_local
 from podium.workers.weight_sync.sharded_buffer import ShardedBuffer, share_width, shares_of
 from podium.workers.weight_sync.transport.base import Place, Sync, Transport, WeightSyncError
@@ -98,8 +99,7 @@ class ShardedTransport(Transport):
             for phase, work in going[index % 2]:
                 wait(sync, phase, work)
             whole = slots[index % 2][: share_width(bucket.nbytes, count) * count]
-            checksum = pack_to_host(sync, lane, index, whole[: bucket.nbytes])
-            end.facts[1 + index] = checksum - (1 << 64) if checksum >= 1 << 63 else checksum
+            end.facts[1 + index] = as_int64(pack_to_host(sync, lane, index, whole[: bucket.nbytes]))
             going[index % 2] = self._send_shares(sync, end, index, shares_of(whole, count))
         last = [
             (self._phase(to), self._all.send([end.facts], to, end.tag + len(lane.buckets)))

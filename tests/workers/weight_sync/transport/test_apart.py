@@ -1,6 +1,7 @@
 """Actor and rollout in processes of their own: trained weights arrive bit for bit, by each transport."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from podium.models.hf_layout import checkpoint_tensors
 from podium.protocol import Backend, ClassWithInitArgs, ResourcePool, WorkerGroup, make_backend
 from podium.workers.weight_sync.groups import connect_groups, sync_groups
 from podium.workers.weight_sync.transport.base import SyncSettings
-from tests.models.tiny import ragged_batch, tiny_model
+from tests.models.tiny import ragged_batch, save_tiny, tiny_model
 from tests.workers.conftest import ENV
 from tests.workers.engine.hosts import weighted_log_probs
 from tests.workers.engine.test_fsdp import proto
@@ -96,3 +97,18 @@ def test_trained_weights_arrive(ends: tuple[WorkerGroup, WorkerGroup], model_dir
         assert sum(report.bytes_sent for report in reports) >= size
         assert reports[-1].verified_buckets == reports[-1].buckets > 4
     check_greedy(rollout, 2, sent, tiny_model("qwen3"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_tensors_arrive_where_they_belong(ends: tuple[WorkerGroup, WorkerGroup], tmp_path: Path, dtype: str):
+    """Sent from the trainer's memory, where no cast is needed, and received in the engine's."""
+    actor, rollout = ends
+    path = save_tiny("qwen3", tmp_path, hidden_size=256, intermediate_size=640)
+    actor.build(path)
+    rollout.build_rollout("hf", path, dtype)
+    connect_groups([actor, rollout], "broadcast", SyncSettings(bucket_bytes=1 << 20, timeout_s=30))
+    for version in range(2):
+        actor.train(proto(ragged_batch(4, seed=version)), weighted_log_probs, 4)
+        reports = sync_groups([actor, rollout], version)
+        check_held(rollout, version, actor.weights(dtype)[0])
+        assert reports[-1].verified_buckets == reports[-1].buckets > 2
