@@ -16,8 +16,13 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from podium.workers.engine.megatron_optim import MegatronAdam
 
-# Optimizer state by parameter, not by the buffers of this layout.
-_RESHARDABLE = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+def _reshardable() -> dict[str, Any]:
+    """Optimizer state by parameter, not by the buffers of this layout.
+
+    A new one each time: megatron-core keeps a process group in it, which would outlive its layout.
+    """
+    return {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
 def save(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> None:
@@ -28,7 +33,7 @@ def save(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> No
     # An optimizer that has made no step has no state, and megatron-core takes that for a fault.
     state = _state(chunks, optimizer if optimizer is not None and optimizer.steps else None)
     state["steps"] = optimizer.steps if optimizer is not None else 0
-    dist_checkpointing.save(state, path, _Writer("torch_dist", 1), content_metadata=_RESHARDABLE)
+    dist_checkpointing.save(state, path, _Writer("torch_dist", 1), content_metadata=_reshardable())
 
 
 def load(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> None:
@@ -57,11 +62,11 @@ def load(path: str, chunks: Sequence[Any], optimizer: MegatronAdam | None) -> No
 
 def _state(chunks: Sequence[Any], optimizer: MegatronAdam | None, is_loading: bool = False) -> dict[str, Any]:
     state = {
-        name: chunk.sharded_state_dict(metadata=_RESHARDABLE)
+        name: chunk.sharded_state_dict(metadata=_reshardable())
         for name, chunk in zip(_names(chunks), chunks, strict=True)
     }
     if optimizer is not None:
-        state["optimizer"] = optimizer.inner.sharded_state_dict(state, is_loading=is_loading, metadata=_RESHARDABLE)
+        state["optimizer"] = optimizer.inner.sharded_state_dict(state, is_loading=is_loading, metadata=_reshardable())
     return state
 
 
