@@ -1,7 +1,6 @@
 """Rows of a batch as a Megatron model takes them, and its output as the (b, R) outputs of every engine."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -26,20 +25,25 @@ from podium.workers.engine.spec import LogProbs, Outputs, Scores, Values
 class MicroBatch:
     """Some rows, without the padding before and between prompt and response.
 
-    Tensors are (b, s / cp): a row's tokens from its start, then padding up to s, of which each context-parallel rank
+    Tokens are (b, s / cp): a row's tokens from its start, then padding up to s, of which each context-parallel rank
     has its part. Packed, they are (1, t / cp): the rows one after the other. Padding comes after the tokens, so the
     causal mask hides it.
+
+    It is laid out on the host and moved as a whole: nothing later has to wait for the device to know a length.
     """
 
     rows: Tensors
     """The rows as they came, for the loss."""
     input_ids: torch.Tensor
     position_ids: torch.Tensor
+    places: torch.Tensor
+    """Where among the flattened tokens the n are that have an output."""
     following: torch.Tensor
-    """The token after each."""
+    """The token after each of them, (n,)."""
     slots: torch.Tensor
-    """Where in the flattened (b, R) outputs a token's output goes; -1 where there is none."""
+    """Where in the flattened (b, R) outputs theirs go, (n,)."""
     packed: PackedSeqParams | None
+    """With lengths on the host, where attention and rotary embeddings read them in every layer."""
     counts: bool = True
     """False for a copy that only fills the schedule up."""
 
@@ -49,12 +53,15 @@ def micro_batches(batch: Tensors, size: int, kind: Outputs, layout: MegatronLayo
 
     Interleaved stages take micro-batches of one shape, in groups of the pipeline's size: rows of one padding token and
     more padding fill up the smaller ones, and copies of a row, which do not count, the last group.
+
+    Args:
+        batch: on the host.
     """
     rows = len(batch["input_ids"])
     slices = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
     fillers = -len(slices) % layout.pp if layout.vpp > 1 else 0
     slices += [slice(0, 1)] * fillers
-    parts = [{name: value[part].to(device()) for name, value in batch.items()} for part in slices]
+    parts = [{name: value[part] for name, value in batch.items()} for part in slices]
     spans = [_Spans.of(part, layout, pack) for part in parts]
     if layout.vpp > 1:
         spans = _same_shape(spans, pack)
@@ -69,10 +76,9 @@ def outputs_of(micro: MicroBatch, output: torch.Tensor, kind: Outputs) -> Tensor
     Args:
         output: of the model, logits (b, s / cp, V / tp) or values (b, s / cp, 1).
     """
-    own = micro.slots >= 0
-    picked, slots = output[own], micro.slots[own]
+    picked = output.flatten(0, 1).index_select(0, micro.places)
     if isinstance(kind, LogProbs):
-        fields = _distribution(picked, micro.following[own], kind)
+        fields = _distribution(picked, micro.following, kind)
     else:
         fields = {name: picked[:, 0].float() for name in output_names(kind)}
     shape = micro.rows["responses"].shape
@@ -80,7 +86,7 @@ def outputs_of(micro: MicroBatch, output: torch.Tensor, kind: Outputs) -> Tensor
     group = parallel_state.get_context_parallel_group()
     return {
         # Each context-parallel rank has some of the tokens; their sum has all.
-        name: reduce_from_tensor_model_parallel_region(empty.scatter(0, slots, values), group=group).view(shape)
+        name: reduce_from_tensor_model_parallel_region(empty.scatter(0, micro.slots, values), group=group).view(shape)
         for name, values in fields.items()
     }
 
@@ -141,7 +147,7 @@ def _same_shape(spans: list[_Spans], pack: bool) -> list[_Spans]:
     """Widened, and with rows added, so that all have one shape."""
     if pack:
         total = max(int(span.width.sum()) for span in spans)
-        last = [torch.arange(len(span.width), device=span.width.device) == len(span.width) - 1 for span in spans]
+        last = [torch.arange(len(span.width)) == len(span.width) - 1 for span in spans]
         return [
             replace(span, width=span.width + is_last * (total - span.width.sum()))
             for span, is_last in zip(spans, last, strict=True)
@@ -161,14 +167,14 @@ def _lay_out(rows: Tensors, spans: _Spans, kind: Outputs, layout: MegatronLayout
     ids, response_width = rows["input_ids"], rows["responses"].shape[1]
     ids = torch.nn.functional.pad(ids, (0, 0, 0, len(spans.width) - len(ids)))
     prompt_width = ids.shape[1] - response_width
-    place = torch.arange(int(spans.width.max()), device=ids.device)
+    place = torch.arange(int(spans.width.max()))
     column = spans.first[:, None] + place
     inside = place < spans.length[:, None]
     # A score is of the sequence up to its token; everything else is told by the token before.
     ahead = 0 if isinstance(kind, Scores) else 1
     answer = column + ahead - prompt_width
     is_answer = (answer >= 0) & (place + ahead < spans.length[:, None])
-    row = torch.arange(len(ids), device=ids.device)[:, None]
+    row = torch.arange(len(ids))[:, None]
     last = ids.shape[1] - 1
     fields = {
         "input_ids": torch.where(inside, ids.gather(1, column.clamp(max=last)), 0),
@@ -176,22 +182,35 @@ def _lay_out(rows: Tensors, spans: _Spans, kind: Outputs, layout: MegatronLayout
         "following": ids.gather(1, (column + 1).clamp(max=last)),
         "slots": torch.where(is_answer, row * response_width + answer, -1),
     }
-    return MicroBatch(rows, **_spread(fields, spans.width, layout, pack))
+    fields, packed = _spread(fields, spans.width, layout, pack)
+    slots = fields["slots"].flatten()
+    places = (slots >= 0).nonzero().flatten()
+    return MicroBatch(
+        {name: value.to(device()) for name, value in rows.items()},
+        fields["input_ids"].to(device()),
+        fields["position_ids"].to(device()),
+        places.to(device()),
+        fields["following"].flatten()[places].to(device()),
+        slots[places].to(device()),
+        packed,
+    )
 
 
-def _spread(fields: Tensors, widths: torch.Tensor, layout: MegatronLayout, pack: bool) -> dict[str, Any]:
+def _spread(
+    fields: Tensors, widths: torch.Tensor, layout: MegatronLayout, pack: bool
+) -> tuple[Tensors, PackedSeqParams | None]:
     """Packs rows if asked to, and takes this context-parallel rank's part."""
     packed, bounds = None, [0, int(widths.max())]
     if pack:
         ends = torch.nn.functional.pad(widths.cumsum(0), (1, 0)).int()
         bounds, longest = ends.tolist(), int(widths.max())
         packed = PackedSeqParams("thd", ends, ends, max_seqlen_q=longest, max_seqlen_kv=longest)
-        kept = torch.arange(longest, device=widths.device) < widths[:, None]
+        kept = torch.arange(longest) < widths[:, None]
         fields = {name: value[kept][None] for name, value in fields.items()}
     if layout.cp > 1:
-        part = local_positions(bounds, layout.cp, parallel_state.get_context_parallel_rank()).to(device())
+        part = local_positions(bounds, layout.cp, parallel_state.get_context_parallel_rank())
         fields = {name: value[:, part] for name, value in fields.items()}
-    return {**fields, "packed": packed}
+    return fields, packed
 
 
 def _up(values: torch.Tensor, multiple: int) -> torch.Tensor:
