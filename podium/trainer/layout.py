@@ -1,5 +1,7 @@
 """How a role's engine divides the ranks of a run: arithmetic only, done before anything starts."""
 
+from typing import Any
+
 from podium.models.megatron.parallel import MegatronLayout
 from podium.trainer.config.shared import MegatronConfig
 from podium.utils.errors import UserError
@@ -25,3 +27,19 @@ def data_parallel_size(role: str, strategy: str, megatron: MegatronConfig, ranks
 def engine_name(strategy: str, megatron: MegatronConfig) -> str:
     """The engine with the sizes of its layout, as a plan prints it."""
     return f"megatron ({MegatronLayout.from_config(megatron)})" if strategy == "megatron" else strategy
+
+
+_OFFLOAD = {"param_offload": "parameters", "optimizer_offload": "optimizer state", "grad_offload": "gradients"}
+
+
+def offload_line(role: str, strategy: str, config: Any, device: str) -> str:
+    """What of a role rests in host memory between its phases, as a plan prints it; empty where nothing does.
+
+    Args:
+        config: has the sections of the engines.
+        device: ``cpu`` or ``cuda``.
+    """
+    section = config.megatron if strategy == "megatron" else config.fsdp_config
+    parts = [what for key, what in _OFFLOAD.items() if getattr(section, key, False)]
+    remark = ", which saves nothing on a CPU" if device == "cpu" else ""
+    return f"{role}: {' and '.join(parts)} in host memory between its phases{remark}" if parts else ""

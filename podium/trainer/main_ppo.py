@@ -75,7 +75,7 @@ def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
     if resume is not None and resume.step >= plan.total_steps and not config.trainer.val_only:
         return {}
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
-    print(plan.describe(config), flush=True)
+    print(plan.describe(config, device), flush=True)
     if reward is not None:
         reward.failures.keep_in(config.trainer.default_local_dir)
     run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer, reader)

@@ -1,5 +1,6 @@
 """The actor: the policy that is trained."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from podium.protocol import DataProto, Dispatch, register
@@ -80,3 +81,6 @@ class ActorWorker(TrainedRole, SyncRole):
 
     def _flat_stage(self) -> FlatStage | None:
         return self._engine.flat_stage()
+
+    def _weights_at_hand(self) -> AbstractContextManager[None]:
+        return self._engine.phase("params")

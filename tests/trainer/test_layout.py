@@ -49,7 +49,7 @@ def test_a_plan_divides_mini_batches_over_the_shards_of_each_role():
     config, _ = load_config(PPOConfig, [*argv, "critic.ppo_mini_batch_size=12"])
     plan = make_plan(config, 120)
     assert (plan.ranks, plan.actor_shards, plan.critic_shards) == (6, 2, 6)
-    text = plan.describe(config)
+    text = plan.describe(config, "cpu")
     assert "engine megatron (tp3)" in text
     assert "actor: mini-batch 4 sequences (2 for each 3 ranks, micro-batch 4)" in text
     assert "critic: mini-batch 12 sequences (2 a rank, micro-batch 4)" in text

@@ -7,7 +7,7 @@ from podium.trainer.config.shared import MegatronConfig
 from podium.utils.errors import UserError
 
 # What only tells one model from another: layouts may differ in them.
-_OF_THE_MODEL = ("dtype", "use_remove_padding")
+_OF_THE_MODEL = ("dtype", "use_remove_padding", "param_offload", "optimizer_offload", "grad_offload")
 
 Rules = list[tuple[str, str]]
 
@@ -23,6 +23,12 @@ def ppo_engine_rules(config: PPOConfig) -> Rules:
         ),
         *engine_rules("critic", "critic.strategy", critic.strategy, critic.megatron, actor.megatron),
         *engine_rules("reward_model", "reward_model.strategy", model.strategy, model.megatron, actor.megatron),
+        *(
+            (f"{role}.{section}.{leaf}", "for a model that is not trained")
+            for role in ("actor_rollout_ref.ref", "reward_model")
+            for section in ("fsdp_config", "megatron")
+            for leaf in ("optimizer_offload", "grad_offload")
+        ),
     ]
 
 

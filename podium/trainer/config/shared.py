@@ -32,6 +32,10 @@ class FSDPConfig:
     """Precision of forward and backward (FSDP mixed precision): float32 | bfloat16. Gradients: float32."""
     reshard_after_forward: bool = True
     """Free gathered parameters after forward (ZeRO-3); false keeps them until backward ends (ZeRO-2)."""
+    param_offload: bool = False
+    """Keep the parameters in host memory but while the role computes with them, or hands them to the rollout."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in host memory but while the role trains, saves or loads."""
 
 
 @dataclass
@@ -55,6 +59,12 @@ class MegatronConfig:
     """Split the activations between the matrices of a layer over the tensor-parallel ranks: less memory."""
     use_remove_padding: bool = False
     """Lay the rows of a micro-batch end to end instead of padding them to the longest."""
+    param_offload: bool = False
+    """Keep the parameters in host memory but while the role computes with them, or hands them to the rollout."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state and master weights in host memory but while the role trains, saves or loads."""
+    grad_offload: bool = False
+    """Free the gradients' memory but while the role trains."""
 
 
 @dataclass

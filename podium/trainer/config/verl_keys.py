@@ -11,8 +11,6 @@ INSTEAD = {
     "ppo_micro_batch_size": "use ppo_micro_batch_size_per_gpu (sequences on one rank)",
     "log_prob_micro_batch_size": "use log_prob_micro_batch_size_per_gpu (sequences on one rank)",
     "use_remove_padding": "not needed: columns that are padding in the whole micro-batch are cut",
-    "param_offload": "not offered: every role stays on its device",
-    "optimizer_offload": "not offered: every role stays on its device",
     "ulysses_sequence_parallel_size": "not offered",
     "fsdp_size": "not offered: FSDP shards over all ranks",
     "exclude_modules": "not offered: list what to adapt in target_modules",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from podium.trainer.config.placement import reward_ranks, rollout_ranks
 from podium.trainer.config.ppo import PPOConfig
-from podium.trainer.layout import data_parallel_size, engine_name
+from podium.trainer.layout import data_parallel_size, engine_name, offload_line
 from podium.trainer.ppo.estimator import Estimator
 from podium.utils.errors import UserError
 
@@ -61,8 +61,12 @@ class Plan:
     critic_updates: int
     critic_epochs: int
 
-    def describe(self, config: PPOConfig) -> str:
-        """The plan as lines for the console."""
+    def describe(self, config: PPOConfig, device: str) -> str:
+        """The plan as lines for the console.
+
+        Args:
+            device: ``cpu`` or ``cuda``.
+        """
         reference = "ref (the actor's base)" if self.reference_is_base else "ref"
         roles = ["actor", *(["critic"] * self.use_critic), *([reference] * self.use_reference)]
         judge = "judge" if config.reward_model.style == "generative" else "reward model"
@@ -96,7 +100,16 @@ class Plan:
                 f"critic: mini-batch {self._share(self.critic_mini_rows, self.critic_shards)}, "
                 f"micro-batch {self.critic_micro_rows}), {self.critic_updates} optimizer steps in all"
             )
-        return "\n".join(f"plan  {line}" for line in lines)
+        strategy, ref = actor.strategy, config.actor_rollout_ref.ref
+        lines.append(offload_line("actor", strategy, actor, device))
+        if self.use_critic:
+            lines.append(offload_line("critic", config.critic.strategy, config.critic, device))
+        if self.use_reference and not self.reference_is_base:
+            lines.append(offload_line("ref", strategy, ref, device))
+        if self.use_reward_model:
+            model = config.reward_model
+            lines.append(offload_line("reward model", model.strategy, model, device))
+        return "\n".join(f"plan  {line}" for line in lines if line)
 
     def _share(self, rows: int, shards: int) -> str:
         """A mini-batch, the part of one data-parallel shard, and how many ranks work on that together."""

@@ -7,7 +7,7 @@ from typing import Any
 from podium.protocol import ClassWithInitArgs
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.launch import resolve_device, worker_groups
-from podium.trainer.layout import data_parallel_size, engine_name
+from podium.trainer.layout import data_parallel_size, engine_name, offload_line
 from podium.trainer.preemption import Preemption
 from podium.trainer.resume import metrics_from, resume_run
 from podium.trainer.sft.loop import SupervisedTrainer
@@ -75,6 +75,8 @@ def run_supervised(
         f"rows, micro-batch {plan.micro}",
         flush=True,
     )
+    if line := offload_line(name, config.strategy, config, device):
+        print(f"plan  {line}", flush=True)
     preemption = Preemption(trainer.preempt_grace_s)
     with worker_groups(trainer, device, {name: role}, name) as groups, preemption():
         groups[name].init_model()

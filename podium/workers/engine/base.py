@@ -1,6 +1,6 @@
 """The training engine: the only thing that differs between FSDP and Megatron."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from podium.utils.errors import UserError
 from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
+from podium.workers.engine.offload import Offloadable
 
 Tensors = dict[str, torch.Tensor]
 LossFn = Callable[[Tensors, Tensors, Denominator], tuple[torch.Tensor, Tensors]]
@@ -44,8 +45,11 @@ class Placement:
     """Whether its results are the ones that count: one rank of each shard."""
 
 
-class TrainEngine(ABC):
+class TrainEngine(Offloadable):
     """A model with an optimizer, laid out over the ranks of a world.
+
+    Parts of it may rest in host memory; every method brings the parts that it computes with, and who reads the views
+    that `pieces` gives opens ``phase("params")`` around that.
 
     Batches are dicts of tensors with one row a sequence, each rank holding its data-parallel shard:
     ``input_ids``, ``attention_mask``, ``position_ids`` (b, P + R), ``responses``, ``response_mask`` (b, R) and

@@ -33,6 +33,7 @@ from podium.workers.engine.base import (
     accumulate,
     reduce_metrics,
 )
+from podium.workers.engine.offload import Part, needs
 from podium.workers.engine.optim import build_optimizer, build_scheduler, set_schedule
 from podium.workers.engine.sharded_files import read_tensors, write_tensors
 
@@ -66,6 +67,7 @@ class FSDPEngine(TrainEngine):
         grad_clip: float = 1.0,
         adapter: Adapter | None = None,
     ):
+        super().__init__()
         init_distributed()
         self._mesh = init_device_mesh(device().type, (torch.distributed.get_world_size(),))
         self._forward = forward
@@ -76,6 +78,16 @@ class FSDPEngine(TrainEngine):
         if optim_config is not None:
             self._optimizer = build_optimizer(self._module.named_parameters(), optim_config)
             self._scheduler = build_scheduler(self._optimizer, optim_config, total_steps)
+        self.rest(fsdp_config)
+
+    def memory(self, part: Part) -> list[torch.Tensor]:
+        if part == "params":
+            self._reshard()
+            return [_local(parameter) for parameter in self._module.parameters()]
+        if part == "grads" or self._optimizer is None:  # gradients end with the step
+            return []
+        state = (value for each in self._optimizer.state.values() for value in each.values())
+        return [_local(value) for value in state if value.dim()]
 
     def _shard(self, module: torch.nn.Module, config: Any) -> torch.nn.Module:
         disable_dropout(module)
@@ -95,6 +107,7 @@ class FSDPEngine(TrainEngine):
     def _dp_size(self) -> int:
         return self._mesh.size()
 
+    @needs("params")
     def infer(self, batch: Tensors, micro_batch_size: int) -> Tensors:
         self._module.eval()
         with torch.no_grad():
@@ -103,6 +116,7 @@ class FSDPEngine(TrainEngine):
         whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: torch.where(valid, value, 0.0).cpu() for name, value in whole.items()}
 
+    @needs("params", "optimizer")
     def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
         assert self._optimizer is not None and self._scheduler is not None
         self._module.train()
@@ -137,6 +151,10 @@ class FSDPEngine(TrainEngine):
         return Denominator(*counts.tolist())
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        with self.phase("params"):
+            yield from self._export(dtype)
+
+    def _export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         config: Any = self._module.config
         for name, parameter in self._weights():
             # Cast before gathering: half the bytes on the wire for bfloat16.
@@ -144,9 +162,11 @@ class FSDPEngine(TrainEngine):
             for piece in checkpoint_pieces(config.model_type, [(name, (0,) * whole.dim(), whole)]):
                 yield piece.name, piece.tensor
 
+    @needs("params")
     def pieces(self) -> list[Piece]:
         return self._pieces(self._weights())
 
+    @needs("params")
     def adapter_pieces(self) -> list[Piece]:
         assert self._adapter is not None, "the model has no adapter"
         self._reshard()
@@ -175,9 +195,11 @@ class FSDPEngine(TrainEngine):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
+    @needs("params", "optimizer")
     def save(self, path: str) -> None:
         self._write(path, *self._state())
 
+    @needs("params", "optimizer")
     def snapshot(self) -> Callable[[str], None]:
         if self._writers is None:  # background writing meets in a group of its own, out of the way of the training's
             self._writers = torch.distributed.new_group(backend="gloo")
@@ -196,6 +218,7 @@ class FSDPEngine(TrainEngine):
         local = sum(_local_shard(parameter)[1].nbytes for parameter in trained)
         return local * (3 if self._optimizer is not None else 1)  # AdamW's two moments
 
+    @needs("params", "optimizer")
     def load(self, path: str) -> None:
         model, optimizer = self._model_and_optimizer()
         tensors, now = self._flat(model, optimizer)
@@ -252,6 +275,7 @@ class FSDPEngine(TrainEngine):
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self._optimizer] if self._optimizer is not None else []
 
+    @needs("params")
     def save_hf(self, path: str) -> None:
         self._reshard()
         dtype = next(self._module.parameters()).dtype
@@ -282,9 +306,14 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 def _local_shard(parameter: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
     """Where this rank's part of a parameter starts, and that part: rows, in chunks of which the last may be shorter."""
     if not isinstance(parameter, DTensor):
-        return (0,) * parameter.dim(), parameter.data
+        return (0,) * parameter.dim(), _local(parameter)
     _, starts = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return tuple(starts), parameter.to_local().detach()
+    return tuple(starts), _local(parameter)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's memory of a tensor that may be distributed."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _exactly(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from podium.workers.engine.megatron_batch import MicroBatch, micro_batches
 from podium.workers.engine.megatron_optim import MegatronAdam, with_gradient_buffers
 from podium.workers.engine.megatron_pipeline import LOSS, Pipeline, sum_gradients
 from podium.workers.engine.megatron_stage import flat_stage
+from podium.workers.engine.offload import Part, needs
 from podium.workers.engine.spec import LogProbs, ModelSpec, Outputs, Scores, Training
 
 
@@ -50,6 +51,7 @@ class MegatronEngine(TrainEngine):
     """
 
     def __init__(self, model: ModelSpec, config: Any, training: Training | None = None):
+        super().__init__()
         self._model, self._layout = model, MegatronLayout.from_config(config)
         self._dtype, self._pack = getattr(torch, config.dtype), config.use_remove_padding
         self._directory = model_directory(model.path)
@@ -74,6 +76,15 @@ class MegatronEngine(TrainEngine):
             self._optimizer = MegatronAdam(chunks, training, self._dtype)
         self._wrapped = chunks
         self._pipeline = Pipeline(chunks, model.outputs)
+        self.rest(config)
+
+    def memory(self, part: Part) -> list[torch.Tensor]:
+        parameters = [parameter for module in self._modules for parameter in module.parameters()]
+        if part == "params":
+            return parameters
+        if self._optimizer is None:
+            return []
+        return self._optimizer.tensors() if part == "optimizer" else [each.main_grad for each in parameters]
 
     def _start_head(self, kind: Outputs) -> None:
         """`load` takes a score head wherever the directory has one; a new value model starts from zero.
@@ -97,11 +108,13 @@ class MegatronEngine(TrainEngine):
         first = parallel_state.get_tensor_model_parallel_rank() == 0 == parallel_state.get_context_parallel_rank()
         return Placement(parallel_state.get_data_parallel_rank(), answers=first and self._pipeline.is_last)
 
+    @needs("params")
     def infer(self, batch: Tensors, micro_batch_size: int) -> Tensors:
         outputs = self._pipeline.infer(self._micro_batches(batch, micro_batch_size))
         valid = batch["response_mask"].bool().to(device())
         return {name: torch.where(valid, value, 0.0).cpu() for name, value in outputs.items()}
 
+    @needs("params", "optimizer", "grads")
     def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
         assert self._optimizer is not None
         self._optimizer.zero_grad()  # a call that failed half-way leaves the gradients of its first micro-batches
@@ -126,12 +139,15 @@ class MegatronEngine(TrainEngine):
         """What this rank holds of the whole tensors."""
         return pieces(self._modules)
 
+    @needs("params")
     def flat_stage(self) -> FlatStage | None:
         return flat_stage(self._modules, self._wrapped) if self._optimizer is not None else None
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        return export(self._modules, dtype)
+        with self.phase("params"):
+            yield from export(self._modules, dtype)
 
+    @needs("params", "optimizer")
     def save(self, path: str) -> None:
         checkpoint.save(path, self._modules, self._optimizer)
 
@@ -140,6 +156,7 @@ class MegatronEngine(TrainEngine):
         state = count * 12 if self._optimizer is not None else 0  # master weights and AdamW's two moments
         return (count * self._dtype.itemsize + state) // parallel_state.get_data_parallel_world_size()
 
+    @needs("params", "optimizer")
     def load(self, path: str) -> None:
         checkpoint.load(path, self._modules, self._optimizer)
 

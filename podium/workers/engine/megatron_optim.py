@@ -64,6 +64,18 @@ class MegatronAdam:
             group["weight_decay"] = self.inner.config.weight_decay * group["wd_mult"]
         return lr
 
+    def tensors(self) -> list[torch.Tensor]:
+        """State, and master weights that are not the parameters themselves, as float32 ones are."""
+        parameters = {parameter.untyped_storage().data_ptr() for c in self._chunks for parameter in c.parameters()}
+        parts = [part.optimizer for part in self.inner.chained_optimizers]
+        masters = [master for part in parts for group in part.param_groups for master in group["params"]]
+        state = [value for part in parts for each in part.state.values() for value in each.values()]
+        return [
+            tensor
+            for tensor in [*masters, *state]
+            if tensor.dim() and tensor.untyped_storage().data_ptr() not in parameters
+        ]
+
     def zero_grad(self) -> None:
         """Clears all gradients, also of a step that failed half-way."""
         for chunk in self._chunks:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from podium.protocol import Dispatch, Worker, register
 from podium.utils.memory_buffer import FlatStage
@@ -29,6 +30,10 @@ class SyncRole(Worker):
         """Its trainer's weights as they lie in flat memory, where they do."""
         return None
 
+    def _weights_at_hand(self) -> AbstractContextManager[None]:
+        """Open while the trainer's weights are read."""
+        return nullcontext()
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def sync_endpoint(self) -> Endpoint:
         """Says what this process holds, and where."""
@@ -51,7 +56,8 @@ class SyncRole(Worker):
         """Sends the weights as `version`, or takes them, or both."""
         assert self._connection is not None, "connect_sync comes first"
         try:
-            return self._connection.sync(version)
+            with self._weights_at_hand():
+                return self._connection.sync(version)
         except BaseException:
             self.disconnect_sync()  # the others hear of it, instead of waiting for this process
             raise

@@ -29,6 +29,13 @@ def test_one_role_may_stay_on_fsdp():
     load(f"{CRITIC}strategy=megatron", f"{CRITIC}megatron.tensor_model_parallel_size=2")
 
 
+def test_what_rests_on_the_host_is_for_each_role_to_say():
+    offload = [f"{ACTOR}megatron.{key}_offload=true" for key in ("param", "optimizer", "grad")]
+    config = load(*ON_MEGATRON, TP2, *offload, f"{CRITIC}megatron.param_offload=false")
+    assert config.actor_rollout_ref.actor.megatron.param_offload and not config.critic.megatron.param_offload
+    load(*(f"{role}fsdp_config.param_offload=true" for role in (ACTOR, CRITIC)))
+
+
 REFUSED = {
     "megatron with fsdp": ([TP2], "actor.megatron.tensor_model_parallel_size has no effect with .*strategy=fsdp"),
     "fsdp with megatron": (
@@ -58,6 +65,14 @@ REFUSED = {
     "size": (
         [*ON_MEGATRON, f"{ACTOR}megatron.context_parallel_size=0"],
         "context_parallel_size=0: expected at least 1",
+    ),
+    "the optimizer of a frozen model": (
+        [*ON_MEGATRON, f"{REF}megatron.optimizer_offload=true", "algorithm.kl_ctrl.kl_coef=0.1"],
+        "ref.megatron.optimizer_offload has no effect for a model that is not trained",
+    ),
+    "the optimizer of a reward model": (
+        ["reward_model.enable=true", "reward_model.model.path=x", "reward_model.fsdp_config.optimizer_offload=true"],
+        "reward_model.fsdp_config.optimizer_offload has no effect for a model that is not trained",
     ),
     "engine": ([f"{ACTOR}strategy=deepspeed"], "strategy=deepspeed: expected fsdp or megatron"),
 }

@@ -57,17 +57,27 @@ def test_who_needs_the_reference(argv, reference, in_reward):
 def test_only_estimators_that_read_values_have_a_critic():
     assert plan().use_critic
     grpo = plan("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2")
-    assert not grpo.use_critic and "critic" not in grpo.describe(PPOConfig())
+    assert not grpo.use_critic and "critic" not in grpo.describe(PPOConfig(), "cpu")
 
 
 def test_the_description_has_the_numbers():
     config, _ = load_config(
         PPOConfig, [MICRO, "trainer.n_gpus_per_node=2", "trainer.nnodes=2", "actor_rollout_ref.rollout.n=3"]
     )
-    text = make_plan(config, 600).describe(config)
+    text = make_plan(config, 600).describe(config, "cpu")
     assert "4 rank(s) on the ray backend, each with actor, critic, rollout" in text
     assert "2 steps (2 an epoch): 256 prompts x 3 = 768 sequences a step, 192 a rank" in text
     assert "mini-batch 768 sequences (192 a rank, micro-batch 4), 2 optimizer steps in all" in text
+
+
+def test_the_description_says_what_rests_on_the_host():
+    keys = [f"{ACTOR}fsdp_config.param_offload=true", f"{ACTOR}fsdp_config.optimizer_offload=true"]
+    config, _ = load_config(PPOConfig, [MICRO, *keys, "critic.fsdp_config.optimizer_offload=true"])
+    plan = make_plan(config, 600)
+    text = plan.describe(config, "cuda")
+    assert "plan  actor: parameters and optimizer state in host memory between its phases\n" in text
+    assert text.endswith("plan  critic: optimizer state in host memory between its phases")
+    assert plan.describe(config, "cpu").endswith("between its phases, which saves nothing on a CPU")
 
 
 @given(
