@@ -46,15 +46,16 @@ _CLASSES = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"tie_word_embeddings": True}),
 }
 ARCHITECTURES = tuple(_CLASSES)
-_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+EXPERTS = ("qwen3_moe", "mixtral")
+_OF_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
 _CLASSES |= {
     "mistral": (MistralForCausalLM, MistralConfig, {"tie_word_embeddings": False, "sliding_window": 7}),
     "gemma": (GemmaForCausalLM, GemmaConfig, {"tie_word_embeddings": True}),
-    "mixtral": (MixtralForCausalLM, MixtralConfig, _EXPERTS),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, _OF_EXPERTS),
     "qwen3_moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
-        {**_EXPERTS, "moe_intermediate_size": 48, "norm_topk_prob": True},
+        {**_OF_EXPERTS, "moe_intermediate_size": 48, "norm_topk_prob": True},
     ),
 }
 

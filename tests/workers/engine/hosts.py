@@ -14,9 +14,10 @@ from podium.protocol import DataProto, Dispatch, Worker, register
 from podium.trainer.config.shared import FSDPConfig, OptimConfig
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
-from podium.workers.engine.base import NonFiniteError, Tensors
+from podium.workers.engine.base import NonFiniteError, Tensors, TrainEngine
 from podium.workers.engine.forward import forward_log_probs, forward_values
 from podium.workers.engine.fsdp import FSDPEngine
+from podium.workers.engine.offload import PARTS, Part
 from podium.workers.training import tensors_of
 
 TEMPERATURE = 0.7
@@ -72,9 +73,11 @@ class EngineHost(Worker):
         """This rank's part of the optimizer's state, and the schedule."""
         optimizer, scheduler = self.engine._optimizer, self.engine._scheduler
         assert optimizer is not None and scheduler is not None
-        local = [
-            {k: getattr(v, "_local_tensor", v).clone() for k, v in state.items()} for state in optimizer.state.values()
-        ]
+        with self.engine.phase("optimizer"):
+            local = [
+                {key: getattr(value, "_local_tensor", value).clone() for key, value in state.items()}
+                for state in optimizer.state.values()
+            ]
         return [local, [group["lr"] for group in optimizer.param_groups], copy.deepcopy(scheduler.state_dict())]
 
     @register(Dispatch.DP_COMPUTE_PROTO)
@@ -97,6 +100,15 @@ class EngineHost(Worker):
         return self.engine.state_bytes()
 
     @register(Dispatch.ONE_TO_ALL)
+    def held(self) -> dict[str, int]:
+        return held(self.engine)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def held_in_phase(self, *parts: Part) -> dict[str, int]:
+        with self.engine.phase(*parts):
+            return held(self.engine)
+
+    @register(Dispatch.ONE_TO_ALL)
     def save(self, path: str) -> None:
         self.engine.save(path)
 
@@ -107,6 +119,16 @@ class EngineHost(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def save_hf(self, path: str) -> None:
         self.engine.save_hf(path)
+
+
+def held(engine: TrainEngine) -> dict[str, int]:
+    """Bytes on the device, by part."""
+    storages = {part: {s.data_ptr(): s for s in map(_storage, engine.memory(part))} for part in PARTS}
+    return {part: sum(storage.nbytes() for storage in each.values()) for part, each in storages.items()}
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
 
 
 def small_steps(**changes: Any) -> OptimConfig:

@@ -6,13 +6,16 @@ from typing import Any
 import torch
 
 from podium.models.megatron import parallel
+from podium.models.megatron.parallel import MegatronLayout
 from podium.protocol import DataProto, Dispatch, register
 from podium.trainer.config.shared import MegatronConfig
+from podium.utils.memory_buffer import ALIGNMENT
 from podium.workers.engine.base import NonFiniteError, Tensors
 from podium.workers.engine.megatron import MegatronEngine
+from podium.workers.engine.offload import Part
 from podium.workers.engine.spec import LogProbs, ModelSpec, Outputs, Training
 from podium.workers.training import ENGINE_COMPUTE_METRIC, ENGINE_COMPUTE_PROTO, EngineRole, tensors_of
-from tests.workers.engine.hosts import TEMPERATURE, small_steps
+from tests.workers.engine.hosts import TEMPERATURE, held, small_steps
 
 LOG_PROBS = LogProbs(TEMPERATURE, entropy_grad=True, sum_pi_squared=True)
 
@@ -33,7 +36,7 @@ class MegatronHost(EngineRole):
         recompute: bool = False,
         frozen: bool = False,
     ) -> None:
-        if parallel._current is not None:
+        if parallel._current not in (None, MegatronLayout.from_config(config)):
             # First the engine: a process group that something still refers to keeps its threads, about fifty a layout.
             self._engine: Any = None
             gc.collect()
@@ -45,6 +48,13 @@ class MegatronHost(EngineRole):
     def engine(self) -> MegatronEngine:
         assert isinstance(self._engine, MegatronEngine)
         return self._engine
+
+    @register(Dispatch.ONE_TO_ALL)
+    def set_head(self, weight: torch.Tensor) -> None:
+        """Of a value model, (1, hidden), which starts at zero."""
+        for piece in self.engine.pieces():
+            if piece.name == "score.weight":
+                piece.tensor.copy_(weight)
 
     @register(ENGINE_COMPUTE_PROTO)
     def infer(self, data: DataProto, micro: int) -> DataProto:
@@ -77,9 +87,44 @@ class MegatronHost(EngineRole):
         optimizer = self.engine._optimizer
         assert optimizer is not None
         parts = [part.optimizer for part in optimizer.inner.chained_optimizers]
-        state = [{k: v.clone() for k, v in s.items()} for part in parts for s in part.state.values()]
-        masters = [p.detach().clone() for part in parts for group in part.param_groups for p in group["params"]]
+        with self.engine.phase("params", "optimizer"):
+            state = [{k: v.clone() for k, v in s.items()} for part in parts for s in part.state.values()]
+            masters = [p.detach().clone() for part in parts for group in part.param_groups for p in group["params"]]
         return [state, masters, [group["lr"] for group in optimizer.inner.param_groups], optimizer.steps]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def flat_memory(self) -> list[dict[str, Any]]:
+        """Of each chunk, the storages that parameters, gradients, optimizer and weight sync use."""
+        optimizer = self.engine._optimizer
+        assert optimizer is not None
+        masters = [
+            p for part in optimizer.inner.chained_optimizers for g in part.optimizer.param_groups for p in g["params"]
+        ]
+        facts = []
+        for wrapped, module in zip(self.engine._pipeline._chunks, self.engine._modules, strict=True):
+            parameters = list(module.parameters())
+            own = _storages(parameters)
+            facts.append(
+                {
+                    "parameters": own,
+                    "buffers": _storages([buffer.param_data for buffer in wrapped.buffers]),
+                    "gradients": _storages([parameter.main_grad for parameter in parameters]),
+                    "gradient buffers": _storages([buffer.grad_data for buffer in wrapped.buffers]),
+                    "sync": own & _storages([piece.tensor for piece in self.engine.pieces()]),
+                    "optimizer": own & _storages(masters),
+                    "aligned": all(parameter.data_ptr() % ALIGNMENT == 0 for parameter in parameters),
+                }
+            )
+        return facts
+
+    @register(Dispatch.ONE_TO_ALL)
+    def held(self) -> dict[str, int]:
+        return held(self.engine)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def held_in_phase(self, *parts: Part) -> dict[str, int]:
+        with self.engine.phase(*parts):
+            return held(self.engine)
 
     @register(Dispatch.ONE_TO_ALL)
     def save(self, path: str) -> None:
@@ -99,3 +144,7 @@ class Section:
 
     def __init__(self, megatron: MegatronConfig):
         self.megatron = megatron
+
+
+def _storages(tensors: list[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from podium.models.hf_layout import checkpoint_tensors
 from tests.models.tiny import row_tokens, tiny_model
 from tests.workers.engine.hosts import ENTROPY_COEFF, TEMPERATURE, small_steps
 
@@ -38,7 +39,7 @@ def plain_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 def plain_training(
     name: str, batches: list[Batch], grad_clip: float, **changes: Any
 ) -> tuple[Batch, list[dict[str, float]]]:
-    """Weights, and metrics of each step, after AdamW steps on `tiny_model(name, **changes)`."""
+    """Weights under their names in a checkpoint, and metrics of each step, after AdamW steps on `tiny_model`."""
     model, config = tiny_model(name, **changes), small_steps()
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -55,7 +56,7 @@ def plain_training(
         optimizer.step()
         optimizer.zero_grad()
         metrics.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
-    return {name: p.detach() for name, p in model.named_parameters()}, metrics
+    return dict(checkpoint_tensors(model)), metrics
 
 
 def _log_p(model: torch.nn.Module, prompt: list[int], response: list[int]) -> torch.Tensor:

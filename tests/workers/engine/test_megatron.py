@@ -1,7 +1,5 @@
-"""The Megatron engine, in every layout, against a plain loop over the same Hugging Face model and the FSDP engine."""
+"""What the Megatron engine does beside computing in every layout (test_megatron_layouts.py)."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,147 +8,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from podium.models.value_head import load_value_model
-from podium.protocol import Backend, ClassWithInitArgs, DataProto, ResourcePool, WorkerGroup
-from podium.trainer.config.shared import MegatronConfig
+from podium.protocol import WorkerGroup
 from podium.trainer.config.training import ActorConfig
 from podium.trainer.ppo.objectives import PolicyObjective
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.forward import forward_values
 from podium.workers.engine.optim import build_optimizer
 from podium.workers.engine.spec import Values
-from tests.models.tiny import ragged_batch, save_tiny, tiny_model
-from tests.workers.conftest import ENV
+from tests.models.tiny import tiny_model
 from tests.workers.engine.hosts import infinite_constant, small_steps, squared_error, weighted_log_probs
-from tests.workers.engine.megatron_hosts import MegatronHost
+from tests.workers.engine.megatron_cases import LAYERS, Start, build, close, proto, same
 from tests.workers.engine.plain import Batch, plain_outputs, plain_training
-
-LAYERS = 4
-Start = Callable[[int], WorkerGroup]
-
-
-def layout(text: str) -> tuple[int, MegatronConfig]:
-    """``"tp2 pp2 dp1 sp packed"`` -> ranks and configuration."""
-    keys = {
-        "tp": "tensor_model_parallel_size",
-        "pp": "pipeline_model_parallel_size",
-        "vpp": "virtual_pipeline_model_parallel_size",
-        "cp": "context_parallel_size",
-        "ep": "expert_model_parallel_size",
-    }
-    flags = {"sp": {"sequence_parallel": True}, "packed": {"use_remove_padding": True}}
-    flags["uneven"] = {"pipeline_stage_layers": [1, 3]}
-    flags["bf16"] = {"dtype": "bfloat16"}
-    ranks, fields = 1, {}
-    for part in text.split():
-        if part in flags:
-            fields.update(flags[part])
-            continue
-        name, size = part.rstrip("0123456789"), int(part.lstrip("abcdefghijklmnopqrstuvwxyz"))
-        ranks *= size if name in ("tp", "pp", "cp", "dp") else 1
-        if name in keys:
-            fields[keys[name]] = size
-    return ranks, MegatronConfig(**fields)
-
-
-@contextmanager
-def hosts(local_backend: Backend) -> Iterator[Start]:
-    """Hosts on so many ranks, started once each."""
-    groups: dict[int, WorkerGroup] = {}
-
-    def group(ranks: int) -> WorkerGroup:
-        if ranks not in groups:
-            groups[ranks] = local_backend.start_group(
-                ResourcePool([ranks]), ClassWithInitArgs(MegatronHost), env=ENV, timeout_s=120
-            )
-        return groups[ranks]
-
-    yield group
-    for started in groups.values():
-        started.shutdown()
-
-
-@pytest.fixture(scope="module")
-def start(local_backend: Backend) -> Iterator[Start]:
-    with hosts(local_backend) as start:
-        yield start
-
-
-@pytest.fixture
-def start_anew(local_backend: Backend) -> Iterator[Start]:
-    """In processes that had no other layout before: after several, megatron-core has been seen to refuse a save."""
-    with hosts(local_backend) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("deep")
-    names = ("llama", "llama_tied", "qwen2", "qwen3")
-    return {name: save_tiny(name, root / name, num_hidden_layers=LAYERS) for name in names}
-
-
-@pytest.fixture(scope="module")
-def batches() -> list[Batch]:
-    return [ragged_batch(8, seed=seed) for seed in range(3)]
-
-
-def proto(batch: Batch) -> DataProto:
-    return DataProto.from_dict(dict(batch))
-
-
-def build(start: Start, text: str, path: str, **options: Any) -> WorkerGroup:
-    ranks, config = layout(text)
-    group = start(ranks)
-    group.build(path, config, **options)
-    group._meshes.clear()  # the group remembers where ranks stand, and this layout is another
-    return group
-
-
-def close(left: Batch, right: Batch, atol: float) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        torch.testing.assert_close(left[name], right[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def same(left: Any, right: Any) -> None:
-    torch.testing.assert_close(left, right, rtol=0, atol=0)
-
-
-DEFAULT = ("tp2", "pp2 vpp2", "tp2 sp packed")
-MORE = (
-    *("tp1", "tp1 packed", "dp2", "pp2", "pp2 packed", "pp2 uneven", "tp2 sp", "cp2", "cp2 packed"),
-    *("tp4", "pp4", "tp2 pp2", "tp2 pp2 sp packed", "tp2 dp2", "tp2 cp2 sp", "tp2 cp2 sp packed", "cp4"),
-    *("pp2 dp2", "pp2 vpp2 dp2", "pp2 vpp2 packed", "tp2 pp2 vpp2", "pp2 cp2"),
-)
-LAYOUTS = [*DEFAULT, *(pytest.param(text, marks=pytest.mark.slow) for text in MORE)]
-
-
-@pytest.mark.parametrize("text", LAYOUTS)
-def test_outputs_equal_the_plain_model(start: Start, paths: dict[str, str], batches: list[Batch], text: str):
-    for name in ("qwen2", "llama", "llama_tied", "qwen3"):
-        expected = plain_outputs(tiny_model(name, num_hidden_layers=LAYERS), batches[0])
-        group = build(start, text, paths[name], frozen=True)
-        for micro in (1, 3):
-            outputs = group.infer_everywhere(proto(batches[0]), micro).batch
-            close(dict(outputs.items()), expected, 1e-4)
-        shards = {name: value.chunk(len({dp for dp, _ in group.kept()})) for name, value in outputs.items()}
-        for dp, got in group.kept():
-            same(got, {name: parts[dp] for name, parts in shards.items()})
-
-
-@pytest.mark.parametrize("text", LAYOUTS)
-def test_training_equals_a_plain_loop(start: Start, paths: dict[str, str], batches: list[Batch], text: str):
-    for name, micro in (("qwen2", 1), ("llama", 4), ("llama_tied", 3), ("qwen3", 2)):
-        expected, expected_metrics = plain_training(name, batches, grad_clip=1.0, num_hidden_layers=LAYERS)
-        group = build(start, text, paths[name])
-        for batch, plain in zip(batches, expected_metrics, strict=True):
-            metrics = group.train(proto(batch), weighted_log_probs, micro)
-            assert all(shard == metrics[0] for shard in metrics), "shards disagree on the metrics"
-            assert {k: metrics[0][k] for k in plain} == pytest.approx(plain, rel=2e-4)
-        assert expected_metrics[0]["grad_norm"] > 1.0, "clipping is part of what is tested"
-        weights = group.weights()
-        for rank in weights:
-            close(rank, expected, 2e-6)
 
 
 def test_interleaved_stages_take_any_number_of_micro_batches(start: Start, paths, batches: list[Batch]):
@@ -210,15 +78,16 @@ RESHAPED = [
     pytest.param("tp2 pp2", "dp2", marks=pytest.mark.slow),
     pytest.param("pp2 dp2", "cp2", marks=pytest.mark.slow),
 ]
+"""One after another in the same processes: nothing of an earlier layout reaches a later one's checkpoint."""
 
 
 @pytest.mark.parametrize(("text", "other"), RESHAPED)
 def test_another_layout_goes_on_from_a_checkpoint(
-    start_anew: Start, paths, batches: list[Batch], tmp_path: Path, text: str, other: str
+    start: Start, paths, batches: list[Batch], tmp_path: Path, text: str, other: str
 ):
     options = {"optim": small_steps(lr_scheduler_type="cosine", min_lr_ratio=0.1), "total_steps": 6}
     for name in ("qwen2", "llama_tied"):
-        group = build(start_anew, text, paths[name], **options)
+        group = build(start, text, paths[name], **options)
         for batch in batches[:2]:
             group.train(proto(batch), weighted_log_probs, 3)
         path = str(tmp_path / name)
@@ -227,14 +96,14 @@ def test_another_layout_goes_on_from_a_checkpoint(
         metrics = group.train(proto(batches[2]), weighted_log_probs, 3)[0]
         expected = group.weights()[0]
 
-        group = build(start_anew, text, paths[name], **options)
+        group = build(start, text, paths[name], **options)
         group.load(path)
         same(group.weights()[0], saved)
         same(group.optimizer_state(), state)
         assert group.train(proto(batches[2]), weighted_log_probs, 3)[0] == metrics
         same(group.weights()[0], expected)
 
-        group = build(start_anew, other, paths[name], **options)
+        group = build(start, other, paths[name], **options)
         group.load(path)
         same(group.weights()[0], saved)
         assert group.train(proto(batches[2]), weighted_log_probs, 3)[0] == pytest.approx(metrics, rel=2e-4)
@@ -250,6 +119,25 @@ def test_saving_before_the_first_step_changes_nothing(start: Start, paths, batch
     for batch in batches:
         group.train(proto(batch), weighted_log_probs, 4)
     close(group.weights()[0], expected, 2e-6)
+
+
+@pytest.mark.parametrize("text", ["pp2 vpp2", *(pytest.param(t, marks=pytest.mark.slow) for t in ("tp2", "dp2 bf16"))])
+def test_training_keeps_parameters_in_flat_memory_where_the_weight_sync_reads_them(
+    start: Start, paths, batches: list[Batch], text: str
+):
+    """One buffer for each chunk of a stage, the same in all steps. In float32 the optimizer updates it in place."""
+    group = build(start, text, paths["llama_tied"])
+    before, weights = group.flat_memory(), group.weights()[0]
+    for batch in batches[:2]:
+        group.train(proto(batch), weighted_log_probs, 3)
+    assert group.flat_memory() == before
+    for rank in before:
+        for chunk in rank:
+            assert len(chunk["parameters"]) == 1 and chunk["aligned"]
+            assert chunk["parameters"] == chunk["buffers"] == chunk["sync"]
+            assert chunk["gradients"] == chunk["gradient buffers"] and len(chunk["gradients"]) == 1
+            assert ("bf16" in text) == (not chunk["optimizer"])
+    assert all((tensor != weights[name]).any() for name, tensor in group.weights()[0].items())
 
 
 @pytest.mark.parametrize("text", ["tp2", pytest.param("pp2 vpp2", marks=pytest.mark.slow)])
@@ -318,17 +206,3 @@ def test_bfloat16_keeps_master_weights_in_float32(start: Start, paths, batches: 
     expected = plain_outputs(tiny_model("llama", num_hidden_layers=LAYERS), batches[0])
     difference = (outputs["log_probs"] - expected["log_probs"]).abs()
     assert difference.max() < 0.5 and difference.mean() < 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["tp1", "dp2 ep2", "tp2 sp", "pp2"])
-def test_a_mixture_of_experts(start: Start, batches: list[Batch], tmp_path: Path, text: str):
-    """Losses and gradient norms of three steps: each sees the weights that the one before has left."""
-    path = save_tiny("qwen3_moe", tmp_path, num_hidden_layers=LAYERS)
-    _, expected = plain_training("qwen3_moe", batches, grad_clip=1.0, num_hidden_layers=LAYERS)
-    group = build(start, text, path)
-    outputs = group.infer(proto(batches[0]), 3).batch
-    close(dict(outputs.items()), plain_outputs(tiny_model("qwen3_moe", num_hidden_layers=LAYERS), batches[0]), 1e-4)
-    for batch, plain in zip(batches, expected, strict=True):
-        metrics = group.train(proto(batch), weighted_log_probs, 3)[0]
-        assert {k: metrics[k] for k in plain} == pytest.approx(plain, rel=5e-4)
