@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.workers.engine.megatron_cases import Start, build, proto, same
 
 from podium.protocol import WorkerGroup
 from podium.trainer.config.shared import FSDPConfig
 from podium.workers.engine.offload import Offloadable, Parked, Part, needs
 from tests.workers.engine.hosts import weighted_log_probs
+from tests.workers.engine.megatron_cases import Start, build, proto, same
 from tests.workers.engine.plain import Batch
 
 OFFLOAD = {"param_offload": True, "optimizer_offload": True}
