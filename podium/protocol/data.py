@@ -191,17 +191,13 @@ class DataProto:
 
     def print_size(self, prefix: str = "") -> None:
         """Print the bytes of the tensors and of the object columns (their arrays only) in GiB."""
-        from podium.protocol.data_ops import column_bytes
-
-        tensors, objects = column_bytes(self)
+        tensors, objects = data_ops.column_bytes(self)
         lead = f"{prefix}, " if prefix else ""
         print(f"{lead}Size of tensordict: {tensors / 2**30} GB, size of non_tensor_batch: {objects / 2**30} GB")
 
     def get_data_info(self) -> str:
         """Names, shapes, dtypes and devices of every column, and types of ``meta_info``, one a line."""
-        from podium.protocol.data_ops import describe
-
-        return describe(self)
+        return data_ops.describe(self)
 
     # ---------------------------------------------------------------- choosing rows
 
@@ -235,10 +231,8 @@ class DataProto:
         rows = len(self)
         if chunks < 1 or (chunks > rows and chunks != 1):
             raise ValueError(f"cannot cut {rows} rows into {chunks} chunks: need 1 <= chunks <= rows")
-        from podium.protocol.data_ops import runs
-
         size, longer = divmod(rows, chunks)
-        return runs(self, [size + 1] * longer + [size] * (chunks - longer))
+        return data_ops.runs(self, [size + 1] * longer + [size] * (chunks - longer))
 
     def split(self, split_size: int) -> list[DataProto]:
         """Runs of ``split_size`` rows, the last one perhaps shorter; views.
@@ -248,10 +242,8 @@ class DataProto:
         """
         if split_size < 1:
             raise ValueError(f"split_size must be at least 1, got {split_size}")
-        from podium.protocol.data_ops import runs
-
         whole, rest = divmod(len(self), split_size)
-        return runs(self, [split_size] * whole + [rest] * (rest > 0))
+        return data_ops.runs(self, [split_size] * whole + [rest] * (rest > 0))
 
     def reorder(self, indices: Sequence[int] | np.ndarray | Tensor) -> None:
         """Put the rows in this order, in place."""
@@ -290,9 +282,7 @@ class DataProto:
         Raises:
             ValueError: ``mini_batch_size`` does not divide the rows, or an unknown keyword.
         """
-        from podium.protocol.data_ops import mini_batches
-
-        return mini_batches(self, mini_batch_size, epochs, seed, dict(dataloader_kwargs or {}))
+        return data_ops.mini_batches(self, mini_batch_size, epochs, seed, dict(dataloader_kwargs or {}))
 
     # ---------------------------------------------------------------- choosing columns
 
@@ -368,9 +358,7 @@ class DataProto:
         Raises:
             ValueError: different lengths, or a name both have with different values (NaNs in one place are equal).
         """
-        from podium.protocol.data_ops import union_into
-
-        union_into(self, other)
+        data_ops.union_into(self, other)
         return self
 
     @staticmethod
@@ -380,9 +368,7 @@ class DataProto:
         Raises:
             ValueError: nothing to concatenate, columns differ, or ``meta_info`` disagrees (the key is named).
         """
-        from podium.protocol.data_ops import concat
-
-        return concat(data)
+        return data_ops.concat(data)
 
     # ---------------------------------------------------------------- shape, device, disk
 
@@ -392,9 +378,7 @@ class DataProto:
         Raises:
             ValueError: ``n_split`` does not divide dim 1 of a split column.
         """
-        from podium.protocol.data_ops import unfold_column_chunks
-
-        return unfold_column_chunks(self, n_split, set(split_keys or ()))
+        return data_ops.unfold_column_chunks(self, n_split, set(split_keys or ()))
 
     def to(self, device: torch.device | str) -> DataProto:
         """Move the tensors, in place; returns self."""
@@ -497,3 +481,6 @@ def _unpickle(
 
 
 __all__ = ["DataProto", "DataProtoItem"]
+
+
+from podium.protocol import data_ops  # noqa: E402 - it works on the class above

@@ -90,7 +90,8 @@ def union_into(data: DataProto, other: DataProto) -> None:
     _check_common(data.non_tensor_batch, other.non_tensor_batch, "object column")
     data.batch = union_tensor_dict(data.batch, other.batch)
     _add_missing(data.non_tensor_batch, other.non_tensor_batch)
-    _add_missing(data.meta_info, copy_value(other.meta_info))
+    if other.meta_info:
+        _add_missing(data.meta_info, copy_value(other.meta_info))
 
 
 def _has_rows(data: DataProto) -> bool:

@@ -12,10 +12,14 @@ import os
 import select
 import signal
 import sys
+import time
 from typing import NamedTuple
+
+_ROUNDS, _PAUSE_S = 100, 0.02
 
 
 class _Process(NamedTuple):
+    state: str
     parent: int
     group: int
     start: str
@@ -27,7 +31,7 @@ def _table() -> dict[int, _Process]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as f:
             fields = f.read().rsplit(")", 1)[1].split()
-            out[int(name)] = _Process(int(fields[1]), int(fields[2]), fields[19])
+            out[int(name)] = _Process(fields[0], int(fields[1]), int(fields[2]), fields[19])
     return out
 
 
@@ -58,13 +62,26 @@ def main() -> None:
         seen = _ray_of(driver) or seen
     if os.read(0, 1):
         return
-    seen.update(_ray_of(driver))  # a driver that was interrupted while Ray started is still there
+    for _ in range(_ROUNDS):  # what is about to end may have started more since the last look
+        seen.update(_ray_of(driver))  # a driver that was interrupted while Ray started is still there
+        if not _kill(seen):
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _kill(seen: dict[int, _Process]) -> bool:
+    """Kill those of ``seen`` that live, and what they started; whether there was any."""
     # A rank leads a process group of its own: what it started since the last look is in there.
     groups = {pid for pid, process in seen.items() if process.group == pid}
-    for pid, process in _table().items():
-        if process.group in groups or (pid in seen and seen[pid].start == process.start):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    living = [
+        pid
+        for pid, process in _table().items()
+        if process.state not in "ZX" and (process.group in groups or (pid in seen and seen[pid].start == process.start))
+    ]
+    for pid in living:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(living)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ import ctypes
 import os
 import signal
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _ROUNDS = 200
 
 
@@ -19,8 +20,24 @@ class _Process(NamedTuple):
 
 def become_subreaper() -> None:
     """Makes this process the parent of those below it that lose theirs, so that a daemon stays in its tree."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def subreaper() -> Iterator[None]:
+    """A subreaper within the context, and after it what the process was before."""
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    become_subreaper()
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def _prctl(option: int, argument: Any) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def start_ticks(pid: int) -> int | None:

@@ -335,8 +335,9 @@ def test_ctrl_c(command: Preloaded, task: SmallTask, program: str, tmp_path, bac
     assert not result.left
 
 
-def test_ctrl_c_while_ray_starts(command: Preloaded, task: SmallTask, tmp_path):
-    result = command(PPO, task.ppo(tmp_path / "run", trainer__backend="ray"), signal_after="raylet/raylet")
+@pytest.mark.parametrize("started", ["gcs/gcs_server", "raylet/raylet"])
+def test_ctrl_c_while_ray_starts(command: Preloaded, task: SmallTask, tmp_path, started: str):
+    result = command(PPO, task.ppo(tmp_path / "run", trainer__backend="ray"), signal_after=started)
     assert result.code == 130, str(result)
     assert not result.left
 

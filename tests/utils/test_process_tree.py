@@ -1,5 +1,6 @@
 """Ending processes that do not want to end together."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,7 +8,7 @@ import uuid
 
 import pytest
 
-from podium.utils.process_tree import kill_tree, start_ticks
+from podium.utils.process_tree import kill_tree, start_ticks, subreaper
 
 MARK = uuid.uuid4().hex
 ROOT = """
@@ -64,3 +65,16 @@ def test_a_process_is_named_for_good_by_its_start():
     process.communicate()
     assert start_ticks(process.pid) is None
     kill_tree(process.pid)  # nothing is there, and nothing happens
+
+
+def parent_of_an_orphan() -> int:
+    """Starts a process that starts one and ends; the parent that the second then has."""
+    orphan = "import os, time\nwhile os.getppid() == {}: time.sleep(0.01)\nprint(os.getppid())"
+    starter = f"import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}.format(os.getpid())])"
+    return int(subprocess.run([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, timeout=30).stdout)
+
+
+def test_orphans_come_to_a_subreaper_while_it_is_one():
+    with subreaper():
+        assert parent_of_an_orphan() == os.getpid()
+    assert parent_of_an_orphan() != os.getpid()
