@@ -61,7 +61,7 @@ def together(task: SmallTask, reward_model: Path, tmp_path_factory: pytest.TempP
     return [computed(step) for step in metrics(run_dir)]
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("ray", 1), ("ray", 2)])
+@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("ray", 1), ("local", 2)])
 def test_a_pool_of_its_own_changes_no_number(task, reward_model, together, tmp_path, backend, ranks):
     model = {"model__path": reward_model, **OWN_POOL, "n_gpus_per_node": ranks}
     result = ppo(task, tmp_path / "run", model, trainer__backend=backend)

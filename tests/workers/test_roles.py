@@ -192,6 +192,30 @@ def test_an_iteration_through_the_groups(start: Start, tmp_path: Path, rollout: 
         groups["rollout"].generate_sequences(prompts(8, min_version=2))
 
 
+@pytest.mark.parametrize(("rollout", "ranks"), CASES)
+def test_responses_that_are_given_as_they_finish_are_the_same(start: Start, rollout: str, ranks: int):
+    """Of 7 rows: on 2 ranks one fills a shard and does not come back. Twice, the first time given up halfway."""
+    group = start(rollout, ranks)["rollout"]
+    request = prompts(7)
+    whole = group.generate_sequences(request)
+    request = request.union(DataProto.from_dict({"rows": torch.arange(7) + 20}))
+    group.begin_sequences(request)
+    group.finished_sequences(1)
+    group.begin_sequences(request)
+    parts, left, calls = [], [7], 0
+    while any(left):
+        answers = group.finished_sequences(2)
+        parts += [part for part, _ in answers if part is not None]
+        left, calls = [unfinished for _, unfinished in answers], calls + 1
+    streamed = DataProto.concat(parts)
+    assert calls > 1, "all came at once"
+    streamed = streamed.select_idxs(streamed.batch["rows"].argsort())
+    assert streamed.batch["rows"].tolist() == list(range(20, 27))
+    assert streamed.meta_info == whole.meta_info
+    for name, column in whole.batch.items():
+        torch.testing.assert_close(streamed.batch[name], column, rtol=0, atol=1e-5)
+
+
 def test_an_uneven_batch_gives_what_one_rank_gives(start: Start, tmp_path: Path):
     """7 rows on 2 ranks: the row that fills a shard reaches neither results nor losses nor metrics."""
     batches, metrics, weights = [], [], []

@@ -19,6 +19,7 @@ from podium.trainer.ppo.plan import Plan
 from podium.trainer.ppo.reward_reader import Reader
 from podium.trainer.ppo.scoring import Scoring
 from podium.trainer.ppo.source import RolloutSource, SyncSource
+from podium.trainer.ppo.streaming import steps_at_once
 from podium.trainer.ppo.text_scores import build_model_reward
 from podium.trainer.ppo.trainer import PPOTrainer
 from podium.trainer.ppo.validation import Validator
@@ -153,6 +154,7 @@ class PPORun:
             pad_token_id=self.tokenizer.pad_token_id,
             max_prompt_length=data.max_prompt_length,
             greedy_baseline=self.plan.use_greedy_baseline,
+            steps_at_once=steps_at_once(data.max_response_length),
         )
         groups_filter = config.algorithm.filter_groups
         if groups_filter.enable:

@@ -16,6 +16,8 @@ from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.rewards import overlong_penalty
 from podium.utils.torch_functional import place_on_last_token
 from podium.workers.reward.manager import RewardManager
+from podium.workers.reward.outcome import Outcome
+from podium.workers.reward.overlap import Overlap
 
 
 class Scoring:
@@ -41,14 +43,21 @@ class Scoring:
         self._reward, self._buffer, self._max_response_length = reward, overlong_buffer, max_response_length
         self._model, self._function_weight = model, function_weight
 
-    def __call__(self, batch: DataProto) -> DataProto:
+    def overlap(self) -> Overlap | None:
+        """What scores parts of the next batch while the rest is generated; None where that cannot be."""
+        return Overlap(self._reward) if self._reward is not None and self._reward.takes_parts else None
+
+    def __call__(self, batch: DataProto, outcomes: list[Outcome] | None = None) -> DataProto:
         """Adds to `batch` its scores, and ``sequence_scores`` (B,): scores before the penalty.
 
         Rows that are not ``scored`` have NaN there, and an empty ``response_mask``.
+
+        Args:
+            outcomes: the reward function's, where `overlap` has them already.
         """
         assert batch.batch is not None
         mask = batch.batch["response_mask"]
-        scored = self._reward(batch) if self._reward is not None else _nothing(mask)
+        scored = self._reward(batch, outcomes) if self._reward is not None else _nothing(mask)
         if self._model is not None:
             self._add_model(scored, batch, self._model)
         assert scored.batch is not None

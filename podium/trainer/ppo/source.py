@@ -11,6 +11,7 @@ import torch
 
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.ppo.scoring import Scoring, leave_out, scored_rows
+from podium.trainer.ppo.streaming import stream
 from podium.utils.dataset import PromptDataset, collate_prompts
 from podium.utils.dataset_order import Sampler
 from podium.utils.timing import PhaseTimer
@@ -43,6 +44,8 @@ class SyncSource:
         n: responses for each prompt.
         sampling: temperature, top_p, top_k.
         seed: of the run; each response is sampled with a seed of its own made of it, the batch's number and its row.
+        steps_at_once: have responses scored while others are still generated, looking so many tokens apart for those
+            that have finished; None scores them when all have.
         greedy_baseline: answer each prompt greedily too, and give its score to each row as ``reward_baselines`` (B,).
     """
 
@@ -60,12 +63,13 @@ class SyncSource:
         pad_token_id: int,
         max_prompt_length: int,
         greedy_baseline: bool = False,
+        steps_at_once: int | None = None,
     ):
         self._dataset, self._loader, self._rollout, self._timer = dataset, loader, rollout, timer
         self._scoring = scoring
         self._n, self._sampling, self._seed = n, dict(sampling), seed
         self._pad, self._max_prompt_length = pad_token_id, max_prompt_length
-        self._greedy_baseline = greedy_baseline
+        self._greedy_baseline, self._steps_at_once = greedy_baseline, steps_at_once
         self._drawn = 0
         self.min_version = 0
         self.epoch = 0
@@ -90,10 +94,19 @@ class SyncSource:
         return batch
 
     def _answer(self, prompts: DataProto, sampling: Mapping[str, Any], seeds: torch.Tensor) -> DataProto:
-        with self._timer("gen"):
-            batch = generate(self._rollout, prompts, sampling, seeds, self.min_version)
-        with self._timer("reward"):
-            return self._scoring(batch)
+        overlap = self._scoring.overlap() if self._steps_at_once is not None else None
+        if overlap is None or self._steps_at_once is None:
+            with self._timer("gen"):
+                batch = generate(self._rollout, prompts, sampling, seeds, self.min_version)
+            with self._timer("reward"):
+                return self._scoring(batch)
+        with overlap:
+            with self._timer("gen"):
+                batch = stream(
+                    self._rollout, prompts, sampling, seeds, self.min_version, self._steps_at_once, overlap.put
+                )
+            with self._timer("reward"):
+                return self._scoring(batch, overlap.outcomes())
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data and in the stream of sampling seeds."""

@@ -53,12 +53,24 @@ class RewardManager:
         _require_new_columns(outcome.extra, row, self._name)
         return outcome
 
-    def __call__(self, data: DataProto) -> DataProto:
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the outcomes of a batch may be asked for in parts."""
+        return self._scorer.takes_parts
+
+    def outcomes(self, data: DataProto) -> list[Outcome]:
+        """What the scorer makes of each row of a batch, or of a part of one."""
+        return self._scorer(score_requests(data, self._tokenizer))
+
+    def __call__(self, data: DataProto, outcomes: list[Outcome] | None = None) -> DataProto:
         """Scores a batch of B responses of width R.
 
         Needs ``responses`` and ``response_mask`` (B, R), which says what the policy wrote; with ``attention_mask``
         (B, P+R), whose last R columns say what is there at all, tokens of others (tools) are decoded too. Reads the
         object columns ``data_source``, ``reward_model`` and ``extra_info`` where they exist.
+
+        Args:
+            outcomes: what the scorer has made of the rows, where that is known already.
 
         Returns:
             A new batch: ``token_level_scores`` (B, R) float32, the score on the last token that the policy wrote, 0
@@ -73,7 +85,7 @@ class RewardManager:
         batch = data.batch
         assert batch is not None, "a batch without responses"
         requests = score_requests(data, self._tokenizer)
-        outcomes = self._scorer(requests)
+        outcomes = self._scorer(requests) if outcomes is None else outcomes
         failures = self.failures(requests, outcomes, list(data.non_tensor_batch.get("index", range(len(data)))))
         scored = torch.tensor([outcome.kind == "score" for outcome in outcomes])
         scores = torch.tensor([outcome.score or 0.0 for outcome in outcomes], dtype=torch.float32)
@@ -85,6 +97,10 @@ class RewardManager:
             {name: object_array(values) for name, values in extra.items()},
             {"metrics": {**_metrics(scores[scored], finished, extra), **failures}},
         )
+
+    def cancel(self) -> None:
+        """Has a call of `outcomes` that another thread waits for end soon."""
+        self._scorer.cancel()
 
     def close(self) -> None:
         """Ends what the scorer keeps running."""

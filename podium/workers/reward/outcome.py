@@ -43,12 +43,19 @@ class Outcome:
 class Scorer(Protocol):
     """Scores requests, each by itself: a failure is that request's `Outcome`, never an exception."""
 
+    takes_parts: bool
+    """Whether a batch may come in several calls."""
+
     def __call__(self, requests: list[ScoreRequest]) -> list[Outcome]:
         """One outcome a request, in their order."""
         ...
 
     def describe(self) -> str:
         """What scores, for errors."""
+        ...
+
+    def cancel(self) -> None:
+        """Has a call that another thread waits for end soon, with an exception."""
         ...
 
     def close(self) -> None:

@@ -21,6 +21,11 @@ _LARGEST_CHUNK = 64
 _CHUNK_S = 0.02
 _SHOWN_OUTPUT = 2000
 _UNEXPLAINED = 3
+_CANCEL_S = 0.5
+
+
+class Cancelled(Exception):
+    """A call was given up by another thread."""
 
 
 class ProcessPool:
@@ -43,7 +48,8 @@ class ProcessPool:
         self._processes: list[ScoringProcess] = []
         self._reaper: Reaper | None = None
         self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
+        self._lock, self._guard = threading.Lock(), threading.Lock()
+        self._busy = self._cancelled = False
         self._unexplained = 0
         self._item_s = _CHUNK_S
 
@@ -54,11 +60,20 @@ class ProcessPool:
             UserError: the reward function cannot be loaded, or the processes die without working on anything.
         """
         with self._lock:
+            self._busy = True
             try:
                 return self._run(items)
             except BaseException:  # nothing of this call may come up in the next
                 self.close()
                 raise
+            finally:
+                with self._guard:
+                    self._busy = self._cancelled = False
+
+    def cancel(self) -> None:
+        """Ends the call that another thread is in, if there is one, within half a second, with `Cancelled`."""
+        with self._guard:
+            self._cancelled = self._busy
 
     def close(self) -> None:
         """Ends the processes. The pool can be used again."""
@@ -74,6 +89,8 @@ class ProcessPool:
         self._printed, self._printed_bytes = bytearray(), 0
         began = time.monotonic()
         while len(self._results) < len(items):
+            if self._cancelled:
+                raise Cancelled("scoring was given up")
             self._start_missing()
             for process in self._processes:
                 self._feed(process)
@@ -181,10 +198,11 @@ class ProcessPool:
             return since + HEARTBEAT_S + self._job.limit_s if process.in_flight else None
         return None if item == NOTHING else since + self._job.limit_s
 
-    def _seconds_to_next_deadline(self) -> float | None:
+    def _seconds_to_next_deadline(self) -> float:
         deadlines = [deadline for process in self._processes if (deadline := self._deadline(process)) is not None]
-        # An item may begin while this waits.
-        return max(0.0, min([*deadlines, time.monotonic() + self._job.limit_s]) - time.monotonic())
+        # An item may begin, and the call be cancelled, while this waits.
+        longest = min(self._job.limit_s, _CANCEL_S)
+        return max(0.0, min([*deadlines, time.monotonic() + longest]) - time.monotonic())
 
     def _check_deadline(self, process: ScoringProcess) -> None:
         item, _ = process.at()

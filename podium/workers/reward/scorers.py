@@ -15,6 +15,8 @@ class RowScorer:
         name: what scores, for errors.
     """
 
+    takes_parts = True
+
     def __init__(self, pool: ProcessPool, name: str):
         self._pool, self._name = pool, name
 
@@ -23,6 +25,9 @@ class RowScorer:
 
     def describe(self) -> str:
         return self._name
+
+    def cancel(self) -> None:
+        self._pool.cancel()
 
     def close(self) -> None:
         self._pool.close()
@@ -34,6 +39,8 @@ class BatchScorer(RowScorer):
     A call that fails is made again with each half of its responses, down to those that cause it, so that the others are
     scored. After 32 further calls what is still unscored gets the failure of its last call.
     """
+
+    takes_parts = False
 
     def __call__(self, requests: list[ScoreRequest]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}

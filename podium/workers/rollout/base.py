@@ -216,17 +216,25 @@ class RolloutEngine(ABC):
             raise RuntimeError("; ".join(problems))
         self.finish_update(version)
 
-    def generate(self, requests: list[Request], min_version: int) -> dict[str, Output]:
-        """Runs requests to their end. Returns outputs by request id.
+    def require_version(self, min_version: int) -> None:
+        """Refuses older weights.
 
         Raises:
-            StaleWeightsError: the engine's weights are older than `min_version`.
+            StaleWeightsError: the engine's are older than `min_version`.
         """
         if self.weight_version < min_version:
             raise StaleWeightsError(
                 f"generation asked for weights of version {min_version} or newer, the engine holds "
                 f"{self.weight_version}: sync the weights first"
             )
+
+    def generate(self, requests: list[Request], min_version: int) -> dict[str, Output]:
+        """Runs requests to their end. Returns outputs by request id.
+
+        Raises:
+            StaleWeightsError: as `require_version`.
+        """
+        self.require_version(min_version)
         outputs: dict[str, Output] = {}
         try:
             for request in requests:

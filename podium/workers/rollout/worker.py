@@ -10,10 +10,18 @@ from transformers import AutoModelForCausalLM
 from podium.models.hf import load_pretrained
 from podium.models.hf_layout import checkpoint_tensors
 from podium.models.lora import LoRA, add_lora
-from podium.protocol import DataProto, Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from podium.protocol import (
+    DISPATCH_VALID,
+    DataProto,
+    Dispatch,
+    make_nd_compute_dataproto_dispatch_fn,
+    make_nd_compute_dispatch_fn,
+    register,
+)
 from podium.utils.device import init_distributed, memory_used
 from podium.utils.errors import UserError
 from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
+from podium.workers.rollout.open_batch import OpenBatch
 from podium.workers.weight_sync.role import Source, SyncRole
 
 ROLLOUT_MESH = "rollout"
@@ -65,6 +73,7 @@ class RolloutWorker(SyncRole):
         self.register_mesh(ROLLOUT_MESH, copy, place == 0)
         self.engine = self._build()
         self._batches = 0
+        self._open: OpenBatch | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_own_weights(self) -> None:
@@ -146,8 +155,50 @@ class RolloutWorker(SyncRole):
         """
         assert data.batch is not None
         prompts, prompt_mask = data.batch["prompts"], data.batch["prompt_mask"].bool()
+        requests = self._requests(data)
+        outputs = self.engine.generate(requests, data.meta_info["min_version"])
+        return self._assemble(prompts, prompt_mask, [outputs[request.request_id] for request in requests])
+
+    @register(dispatch_mode=make_nd_compute_dispatch_fn(ROLLOUT_MESH))
+    def begin_sequences(self, data: DataProto) -> None:
+        """Takes a batch in, whose responses `finished_sequences` gives; what was left of the last is given up.
+
+        Args:
+            data: as for `generate_sequences`, and ``rows`` (B,), numbers by which the driver knows them again.
+
+        Raises:
+            StaleWeightsError: the engine holds older weights.
+        """
+        if self._open is not None:
+            self._open.abort()
+        assert data.batch is not None
+        if DISPATCH_VALID in data.batch:
+            data = data.select_idxs(data.batch[DISPATCH_VALID])
+        self._open, self._begun = OpenBatch(self.engine, self._requests(data), data.meta_info["min_version"]), data
+
+    @register(dispatch_mode=make_nd_compute_dispatch_fn(ROLLOUT_MESH))
+    def finished_sequences(self, steps: int) -> tuple[DataProto | None, int]:
+        """Takes at most so many steps, a token a response each.
+
+        Returns:
+            The responses that have finished, as of `generate_sequences`, with their ``rows``, if there are any; and how
+            many are left.
+        """
+        if self._open is None:  # a process that was started anew has nothing left
+            return None, 0
+        finished = self._open.advance(steps)
+        if not finished:
+            return None, self._open.unfinished
+        assert self._begun.batch is not None
+        begun = self._begun.batch[torch.tensor(list(finished))]
+        part = self._assemble(begun["prompts"], begun["prompt_mask"].bool(), list(finished.values()))
+        return part.union(DataProto.from_dict({"rows": begun["rows"]})), self._open.unfinished
+
+    def _requests(self, data: DataProto) -> list[Request]:
+        assert data.batch is not None
+        prompts, prompt_mask = data.batch["prompts"], data.batch["prompt_mask"].bool()
         self._batches += 1
-        requests = [
+        return [
             Request(
                 f"{self._batches}-{row}",
                 tuple(ids[mask].tolist()),
@@ -160,8 +211,6 @@ class RolloutWorker(SyncRole):
             )
             for row, (ids, mask, seed) in enumerate(zip(prompts, prompt_mask, data.batch["seeds"], strict=True))
         ]
-        outputs = self.engine.generate(requests, data.meta_info["min_version"])
-        return self._assemble(prompts, prompt_mask, [outputs[request.request_id] for request in requests])
 
     def _assemble(self, prompts: torch.Tensor, prompt_mask: torch.Tensor, outputs: list[Output]) -> DataProto:
         rows, width = len(outputs), self._max_response_length

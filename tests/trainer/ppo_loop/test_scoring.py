@@ -14,7 +14,7 @@ from podium.trainer.ppo.estimator import Estimator
 from podium.trainer.ppo.scoring import Scoring, advantages_of_scored
 
 
-def reward(batch: DataProto) -> DataProto:
+def reward(batch: DataProto, outcomes: None = None) -> DataProto:
     """1 on the last token of each response."""
     mask = batch.batch["response_mask"].long()
     last = torch.nn.functional.one_hot((mask.sum(-1) - 1).clamp(min=0), mask.shape[1]) * mask
@@ -47,7 +47,7 @@ class FailsOn:
     def __init__(self, *rows):
         self._rows = list(rows)
 
-    def __call__(self, data: DataProto) -> DataProto:
+    def __call__(self, data: DataProto, outcomes: None = None) -> DataProto:
         scored = reward(data)
         scored.batch["scored"][self._rows] = False
         return scored

@@ -127,3 +127,14 @@ def test_a_greedy_baseline_is_shared_by_a_prompts_rows(parts):
     greedy = generate(parts.groups["rollout"], first, {**SAMPLING, "temperature": 0.0}, response_seeds(9, 9, 8), 0)
     scores = parts.reward(greedy).batch["token_level_scores"].sum(dim=1)
     assert np.allclose(baselines[::2], scores)
+
+
+def test_responses_scored_as_they_finish_are_the_same_batch(parts):
+    plain, streamed = source(parts), source(parts, steps_at_once=2)
+    for _ in range(2):
+        one, two = next(plain), next(streamed)
+        assert same(one, two) and set(one.batch.keys()) == set(two.batch.keys())
+        assert {name: column.tolist() for name, column in one.non_tensor_batch.items()} == {
+            name: column.tolist() for name, column in two.non_tensor_batch.items()
+        }
+        assert one.meta_info == two.meta_info

@@ -5,6 +5,8 @@ from podium.workers.reward.outcome import Outcome, ScoreRequest
 
 
 class DirectScorer:
+    takes_parts = True
+
     def __init__(self, fn):
         self._fn = fn
 
@@ -13,6 +15,9 @@ class DirectScorer:
 
     def describe(self) -> str:
         return repr(self._fn)
+
+    def cancel(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
