@@ -93,3 +93,19 @@ def test_greedy_needs_no_samples():
         check_generate_config(*load_config(GenerateConfig, ["rollout.n=2", "rollout.temperature=0"]))
     with pytest.raises(UserError, match=r"rollout.weight_sync.verify has no effect without a trainer"):
         check_generate_config(*load_config(GenerateConfig, ["rollout.weight_sync.verify=off"]))
+
+
+@pytest.mark.slow
+def test_ranks_may_share_a_copy_of_the_model(task, tmp_path, monkeypatch):
+    """Greedy responses of one vLLM over two ranks are those of plain transformers."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    greedy = {"rollout__n": 1, "rollout__temperature": 0}
+    whole = run(task, tmp_path / "hf.parquet", **greedy)
+    two = {"rollout__name": "vllm", "rollout__tensor_model_parallel_size": 2, "trainer__n_gpus_per_node": 2}
+    assert run(task, tmp_path / "vllm.parquet", **greedy, **two) == whole
+    for changes, message in (
+        ({"trainer__n_gpus_per_node": 3}, "tensor_model_parallel_size=2 does not divide the rollout's 3 rank"),
+        ({"rollout__name": "hf"}, "rollout.name=hf keeps whole models; use vllm, or 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(task, tmp_path / "x.parquet", **(two | changes))
