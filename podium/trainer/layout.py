@@ -24,9 +24,11 @@ def data_parallel_size(role: str, strategy: str, megatron: MegatronConfig, ranks
         raise UserError(f"{role}.megatron: {error}".lstrip(".")) from None
 
 
-def engine_name(strategy: str, megatron: MegatronConfig) -> str:
-    """The engine with the sizes of its layout, as a plan prints it."""
-    return f"megatron ({MegatronLayout.from_config(megatron)})" if strategy == "megatron" else strategy
+def engine_name(strategy: str, megatron: MegatronConfig, lora_rank: int) -> str:
+    """The engine with the sizes of its layout, and what it trains, as a plan prints it."""
+    engine = f"megatron ({MegatronLayout.from_config(megatron)})" if strategy == "megatron" else strategy
+    return f"{engine} with LoRA of rank {lora_rank}" if lora_rank else engine
+
 
 
 _OFFLOAD = {"param_offload": "parameters", "optimizer_offload": "optimizer state", "grad_offload": "gradients"}

@@ -85,3 +85,26 @@ def test_adapters_are_drawn_by_the_seed_alone():
     first, same, other = drawn(0, 1), drawn(0, 2), drawn(1, 1)
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert all(torch.equal(first[name], other[name]) == (".lora_B." in name) for name in first)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama_tied", "qwen3_moe"])
+def test_merged_weights_are_those_of_a_plain_model_that_computes_the_same(name: str):
+    plain, model = tiny_model(name), tiny_model(name)
+    adapter = add_lora(model, model, LoRA(2, 6))
+    merged = dict(adapter.merged())
+    assert list(merged) == [name for name, _ in plain.named_parameters()]
+    for name_, parameter in plain.named_parameters():
+        assert torch.equal(merged[name_], parameter), "B is 0"
+    for _, parameter in adapter.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 8)
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        untouched = plain(input_ids=ids).logits
+        plain.load_state_dict(dict(adapter.merged()), strict=False)
+        adapted = model(input_ids=ids).logits
+        torch.testing.assert_close(plain(input_ids=ids).logits, adapted, rtol=0, atol=1e-4)
+        assert (adapted - untouched).abs().max() > 0.1
+        with adapter.off():
+            assert torch.equal(model(input_ids=ids).logits, untouched)
+    factors = dict(adapter.factors())
+    assert len(factors) == 2 * len(adapter.layers)

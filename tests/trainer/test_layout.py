@@ -39,8 +39,9 @@ def test_ranks_that_do_not_divide(sizes, ranks, message):
 
 
 def test_names_have_the_sizes():
-    assert engine_name("fsdp", megatron(tp=2)) == "fsdp"
-    assert engine_name("megatron", megatron(tp=2, pp=2, vpp=2)) == "megatron (tp2 pp2 vpp2)"
+    assert engine_name("fsdp", megatron(tp=2), 0) == "fsdp"
+    assert engine_name("fsdp", megatron(), 8) == "fsdp with LoRA of rank 8"
+    assert engine_name("megatron", megatron(tp=2, pp=2, vpp=2), 0) == "megatron (tp2 pp2 vpp2)"
 
 
 def test_a_plan_divides_mini_batches_over_the_shards_of_each_role():

@@ -72,6 +72,7 @@ class Plan:
         judge = "judge" if config.reward_model.style == "generative" else "reward model"
         roles += [judge] * (self.use_reward_model and not self.reward_ranks)
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        engine = engine_name(actor.strategy, actor.megatron, config.actor_rollout_ref.model.lora_rank)
         tp = rollout.tensor_model_parallel_size
         generator = f"rollout {rollout.name}" + (f", {tp} ranks a copy" if tp > 1 else "")
         roles += ["rollout"] * (rollout.placement == "process")
@@ -82,7 +83,7 @@ class Plan:
         }
         lines = [
             f"{self.ranks} rank(s) on the {config.trainer.backend} backend, each with {', '.join(roles)}; "
-            f"engine {engine_name(actor.strategy, actor.megatron)}, {generator}{own[rollout.placement]}"
+            f"engine {engine}, {generator}{own[rollout.placement]}"
             + (f", {judge} on {self.reward_ranks} others" if self.reward_ranks else ""),
             f"{self.total_steps} steps ({self.steps_per_epoch} an epoch): {config.data.train_batch_size} prompts x "
             f"{rollout.n} = {self.rows} sequences a step, {self.rows // self.ranks} a rank"

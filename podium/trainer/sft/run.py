@@ -69,7 +69,7 @@ def run_supervised(
     if resume is not None and resume.step >= plan.total_steps:
         return {}
     print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
-    engine = engine_name(config.strategy, config.megatron)
+    engine = engine_name(config.strategy, config.megatron, config.model.lora_rank)
     print(
         f"plan  {plan.ranks} rank(s), engine {engine}, {plan.total_steps} steps of {config.data.train_batch_size} "
         f"rows, micro-batch {plan.micro}",

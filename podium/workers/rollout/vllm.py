@@ -33,7 +33,7 @@ class VLLMRollout(RolloutEngine):
         enforce_eager: no CUDA graphs.
         free_cache: `sleep` will be called: memory is allocated so that it can be given back.
         seed: seeds the engine; requests carry their own seeds.
-        lora: of the adapter that `serve_adapter` brings.
+        lora: of the adapter that `serve_adapter` brings, its targets the full names of the layers.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class VLLMRollout(RolloutEngine):
         lora: LoRA | None = None,
     ):
         super().__init__()
-        self._lora, self._adapter, self._adapted = lora, None, frozenset[str]()
+        self._lora, self._adapter = lora, None
         with preserve_torch_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own use of torch
             _prepare_vllm()
@@ -148,14 +148,13 @@ class VLLMRollout(RolloutEngine):
         if self._adapter is None:
             return vllm_pieces(self._model())
         assert self._lora is not None
-        return adapter_pieces(self._model(), self._adapted, self._lora.rank)
+        return adapter_pieces(self._model(), self._lora)
 
-    def serve_adapter(self, base: NamedTensors, path: str, layers: Iterable[str]) -> None:
+    def serve_adapter(self, base: NamedTensors, path: str) -> None:
         """Takes the weights of the base for good, and an adapter; from then on `pieces` are the adapter's alone.
 
         Args:
             path: directory in peft's format; read here only.
-            layers: names of those that the adapter changes.
         """
         from vllm.lora.request import LoRARequest
 
@@ -164,7 +163,7 @@ class VLLMRollout(RolloutEngine):
         adapter = LoRARequest("policy", 1, path)
         if not self._engine.add_lora(adapter):
             raise RuntimeError(f"vLLM did not take the adapter at {path}")
-        self._adapter, self._adapted = adapter, frozenset(layers)
+        self._adapter = adapter
 
     def _model(self) -> torch.nn.Module:
         [model] = self._llm.apply_model(lambda model: model)

@@ -17,16 +17,17 @@ def lora_options(lora: LoRA | None) -> dict[str, Any]:
     """Arguments of ``LLM`` for one adapter, or none."""
     if lora is None:
         return {}
-    room = next(rank for rank in _RANKS if rank >= lora.rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+    assert lora.targets is not None, "the layers by name: vLLM would make room on every one"
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(rank for rank in _RANKS if rank >= lora.rank),
+        "lora_target_modules": sorted({name.rsplit(".", 1)[-1] for name in lora.targets}),
+    }
 
 
-def adapter_pieces(model: torch.nn.Module, layers: frozenset[str], rank: int) -> list[Piece]:
-    """What this tensor-parallel rank holds of ``LAYER.lora_A.weight`` (rank, in), ``LAYER.lora_B.weight`` (out, rank).
-
-    Args:
-        layers: the checkpoint's names of those that are adapted.
-    """
+def adapter_pieces(model: torch.nn.Module, lora: LoRA) -> list[Piece]:
+    """What this tensor-parallel rank holds of ``LAYER.lora_A.weight`` (rank, in) and ``lora_B.weight`` (out, rank)."""
     from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
     stacked = stacked_modules(model)
@@ -34,9 +35,10 @@ def adapter_pieces(model: torch.nn.Module, layers: frozenset[str], rank: int) ->
         piece
         for prefix, module in model.named_modules()
         if isinstance(module, BaseLinearLayerWithLoRA)
-        for piece in _pieces(prefix, module, stacked, rank)
+        for piece in _pieces(prefix, module, stacked, lora.rank)
     ]
-    return [piece for piece in found if piece.name.rsplit(".lora_", 1)[0] in layers]
+    adapted = set(lora.targets or ())
+    return [piece for piece in found if piece.name.rsplit(".lora_", 1)[0] in adapted]
 
 
 def _pieces(prefix: str, wrapper: Any, stacked: dict[str, list[str]], rank: int) -> Iterator[Piece]:

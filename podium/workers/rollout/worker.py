@@ -1,5 +1,7 @@
 """The rollout role: a batch of prompts in, a batch of responses out, over whichever engine is configured."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -91,29 +93,7 @@ class RolloutWorker(SyncRole):
 
     def _build(self) -> RolloutEngine:
         if self._config.name == "vllm":
-            from podium.workers.rollout.vllm import VLLMRollout
-
-            engine = VLLMRollout(
-                self._model_path,
-                lora=self._lora,
-                dtype=self._config.dtype,
-                max_model_len=self._max_prompt_length + self._max_response_length,
-                max_num_seqs=self._config.max_num_seqs,
-                tensor_parallel_size=self._config.tensor_model_parallel_size,
-                gpu_memory_utilization=self._config.gpu_memory_utilization,
-                enforce_eager=self._config.enforce_eager,
-                free_cache=self._free_cache,
-                seed=self._seed,
-                trust_remote_code=self._trust_remote_code,
-            )
-            if self._lora is not None:
-                model = self._load_own()
-                base = list(checkpoint_tensors(model))
-                adapter = add_lora(model, model, self._lora)
-                with TemporaryDirectory() as folder:
-                    adapter.save(Path(folder), dict(adapter.parameters()), self._model_path)
-                    engine.serve_adapter(base, folder, adapter.layers)
-            return engine
+            return self._build_vllm()
         if self._config.name == "hf":
             from podium.workers.rollout.hf import HFRollout
 
@@ -124,6 +104,33 @@ class RolloutWorker(SyncRole):
                 trust_remote_code=self._trust_remote_code,
             )
         raise UserError(f"actor_rollout_ref.rollout.name={self._config.name}: expected vllm or hf")
+
+    def _build_vllm(self) -> RolloutEngine:
+        from podium.workers.rollout.vllm import VLLMRollout
+
+        build = partial(
+            VLLMRollout,
+            self._model_path,
+            dtype=self._config.dtype,
+            max_model_len=self._max_prompt_length + self._max_response_length,
+            max_num_seqs=self._config.max_num_seqs,
+            tensor_parallel_size=self._config.tensor_model_parallel_size,
+            gpu_memory_utilization=self._config.gpu_memory_utilization,
+            enforce_eager=self._config.enforce_eager,
+            free_cache=self._free_cache,
+            seed=self._seed,
+            trust_remote_code=self._trust_remote_code,
+        )
+        if self._lora is None:
+            return build()
+        model = self._load_own()
+        base = list(checkpoint_tensors(model))
+        adapter = add_lora(model, model, self._lora)
+        engine = build(lora=replace(self._lora, targets=tuple(adapter.layers)))
+        with TemporaryDirectory() as folder:
+            adapter.save(Path(folder), dict(adapter.parameters()), self._model_path)
+            engine.serve_adapter(base, folder)
+        return engine
 
     def _sync_ends(self) -> tuple[str, Source | None, RolloutEngine | None]:
         return "rollout", None, self.engine

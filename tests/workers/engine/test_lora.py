@@ -82,6 +82,8 @@ def test_training_equals_a_plain_loop(
 def test_the_base_under_the_adapter_is_a_separate_reference(group: WorkerGroup, model_dirs, batches):
     group.build(model_dirs["qwen2"])
     reference = group.infer(proto(batches[0]), 3).batch["log_probs"]
+    group.build(model_dirs["qwen2"], lora=LORA)
+    same(group.infer(proto(batches[0]), 3).batch["log_probs"], reference)  # B = 0
     run(group, model_dirs["qwen2"], batches, 4, lora=LORA)
     base = group.infer_base(proto(batches[0]), 3).batch["log_probs"]
     same(base, reference)
