@@ -30,7 +30,6 @@ def engine_name(strategy: str, megatron: MegatronConfig, lora_rank: int) -> str:
     return f"{engine} with LoRA of rank {lora_rank}" if lora_rank else engine
 
 
-
 _OFFLOAD = {"param_offload": "parameters", "optimizer_offload": "optimizer state", "grad_offload": "gradients"}
 
 

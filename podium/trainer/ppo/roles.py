@@ -38,6 +38,13 @@ def check_models(config: PPOConfig, device: str) -> None:
         _check_reward_model(config.reward_model, device)
     _check_width(config.data, "data", hf_config, model.path)
     check_rollout(rollout.name, hf_config, device, "actor_rollout_ref.rollout.name")
+    text_config = hf_config.get_text_config()
+    has_experts = getattr(text_config, "num_experts", None) or getattr(text_config, "num_local_experts", None)
+    if rollout.weight_sync.adapter_only and device == "cpu" and has_experts:
+        raise UserError(
+            "actor_rollout_ref.rollout.weight_sync.adapter_only=true: vLLM on a CPU runs no mixture of experts with an "
+            "adapter; leave it out, and merged weights are sent"
+        )
 
 
 def _check_width(lengths: Any, key: str, hf_config: Any, path: str) -> None:

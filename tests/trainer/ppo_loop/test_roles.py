@@ -10,6 +10,7 @@ from podium.trainer.ppo.plan import make_plan
 from podium.trainer.ppo.roles import build_roles, check_models
 from podium.utils.errors import UserError
 from podium.utils.tokenizer import load_tokenizer
+from tests.models.tiny import save_tiny
 
 ACTOR = "actor_rollout_ref__actor__"
 
@@ -24,6 +25,7 @@ def load(task, **changes) -> PPOConfig:
         ({}, ["actor", "critic", "rollout"]),
         ({"algorithm__kl_ctrl__kl_coef": 0.1}, ["actor", "critic", "ref", "rollout"]),
         ({f"{ACTOR}use_kl_loss": "true"}, ["actor", "critic", "ref", "rollout"]),
+        ({f"{ACTOR}use_kl_loss": "true", "actor_rollout_ref__model__lora_rank": 2}, ["actor", "critic", "rollout"]),
         ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__rollout__n": 2}, ["actor", "rollout"]),
     ],
 )
@@ -76,5 +78,26 @@ def test_vllm_on_a_cpu_takes_heads_of_32(task, tmp_path):
     file.write_text(json.dumps({**config, "num_attention_heads": 8, "num_key_value_heads": 8}))
     changes = {"actor_rollout_ref__model__path": file.parent, "actor_rollout_ref__rollout__name": "vllm"}
     with pytest.raises(UserError, match="head_dim is 16"):
+        check_models(load(task, **changes), "cpu")
+    check_models(load(task, **changes), "cuda")
+
+
+def test_targets_of_lora_are_looked_for_in_the_model(task):
+    for key in ("actor_rollout_ref__model", "critic__model"):
+        check_models(load(task, **{f"{key}__lora_rank": 2, f"{key}__target_modules": "[q_proj]"}), "cpu")
+        with pytest.raises(UserError, match=rf"{key.replace('__', '.')}.target_modules has query; the linear layers"):
+            check_models(load(task, **{f"{key}__lora_rank": 2, f"{key}__target_modules": "[query]"}), "cpu")
+
+
+def test_a_mixture_of_experts_takes_no_adapter_on_a_cpu(task, tmp_path):
+    pytest.importorskip("vllm")
+    changes = {
+        "actor_rollout_ref__model__path": save_tiny("qwen3_moe", tmp_path),
+        "actor_rollout_ref__model__lora_rank": 2,
+        "actor_rollout_ref__rollout__name": "vllm",
+    }
+    check_models(load(task, **changes), "cpu")
+    changes["actor_rollout_ref__rollout__weight_sync__adapter_only"] = "true"
+    with pytest.raises(UserError, match="adapter_only=true: vLLM on a CPU runs no mixture of experts with an adapter"):
         check_models(load(task, **changes), "cpu")
     check_models(load(task, **changes), "cuda")

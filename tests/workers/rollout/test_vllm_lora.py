@@ -21,7 +21,6 @@ PROMPT, TOKENS = (5, 6, 7, 8), 8
     [
         ("qwen2", ("k_proj", "layers.1.mlp.up_proj", "down_proj")),
         pytest.param("qwen3", None, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", None, marks=pytest.mark.slow),
     ],
 )
 def test_generation_multiplies_by_base_and_adapter(
