@@ -5,7 +5,10 @@ import importlib
 import json
 import math
 import os
+import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TextIO
@@ -96,7 +99,8 @@ class Tracking:
         self._loggers: list[Logger] = []
         try:
             for name in dict.fromkeys(loggers):
-                self._loggers.append(_LOGGERS[name](run_dir, project_name, experiment_name, config, total_steps))
+                run = _Run(run_dir, project_name, experiment_name, config, total_steps, resume_step)
+                self._loggers.append(_LOGGERS[name](run))
         except BaseException:
             self.close()
             raise
@@ -198,11 +202,30 @@ def _finite(value: Any) -> Any:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a logger is told of the run; the fields are `Tracking`'s."""
+
+    run_dir: Path
+    project: str
+    experiment: str
+    config: Mapping[str, Any]
+    total_steps: int
+    resume_step: int | None
+
+
 class _TensorBoard:
-    def __init__(self, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any], total_steps: int):
+    """A resumed run goes on in the same folder; what it had written of later steps is marked as replaced."""
+
+    def __init__(self, run: _Run):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(log_dir=str(run_dir / "tensorboard"))
+        folder, resume_step, config = run.run_dir / "tensorboard", run.resume_step, run.config
+        if resume_step is None and folder.exists():
+            previous = folder.with_name("tensorboard.previous")
+            shutil.rmtree(previous, ignore_errors=True)
+            folder.rename(previous)
+        self._writer = SummaryWriter(log_dir=str(folder), purge_step=None if resume_step is None else resume_step + 1)
         # Indented text is code in markdown.
         text = json.dumps(config, indent=2, default=str)
         self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()))
@@ -217,19 +240,26 @@ class _TensorBoard:
 
 
 class _WandB:
-    def __init__(self, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any], total_steps: int):
+    """A resumed run goes on as the same run, whose id is kept in ``wandb_run_id.txt``."""
+
+    def __init__(self, run: _Run):
         import wandb
 
+        run_dir, kept = run.run_dir, run.run_dir / "wandb_run_id.txt"
+        if run.resume_step is None or not kept.exists():
+            kept.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
         mode = None  # WANDB_MODE decides
         if not os.environ.get("WANDB_MODE") and not wandb.login(prompt=False, verify=False):
             mode = "offline"
             print(f"wandb: no API key, so the run is recorded offline in {run_dir / 'wandb'}; `wandb sync` uploads it")
         try:
             self._run = wandb.init(
-                project=project,
-                name=experiment,
+                id=kept.read_text(encoding="utf-8").strip(),
+                resume="allow",
+                project=run.project,
+                name=run.experiment,
                 dir=str(run_dir),
-                config=dict(config),
+                config=dict(run.config),
                 mode=mode,  # type: ignore[arg-type]
                 settings=wandb.Settings(silent=mode == "offline"),
             )
@@ -239,20 +269,15 @@ class _WandB:
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._run.log(dict(metrics), step=step)
+        if step >= self._run.step:  # the server keeps what it has of a step, and a resumed run computes the same again
+            self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-def _console(
-    run_dir: Path, project: str, experiment: str, config: Mapping[str, Any], total_steps: int
-) -> ConsoleLogger:
-    return ConsoleLogger(total_steps)
-
-
-_LOGGERS: dict[str, Callable[[Path, str, str, Mapping[str, Any], int], Logger]] = {
-    "console": _console,
+_LOGGERS: dict[str, Callable[[_Run], Logger]] = {
+    "console": lambda run: ConsoleLogger(run.total_steps),
     "tensorboard": _TensorBoard,
     "wandb": _WandB,
 }

@@ -122,11 +122,46 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert b"abc" not in b"".join(file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
 
 
-def test_wandb_without_a_key_records_offline_and_says_so_once(tmp_path, monkeypatch, capfd):
+def test_a_resumed_run_has_each_step_once_in_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def written(run_dir):
+        events = EventAccumulator(str(run_dir / "tensorboard"))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("x")]
+
+    with tracking(tmp_path, ["tensorboard"]) as tracker:
+        for step in range(5):
+            tracker.log({"x": step}, step)
+    with tracking(tmp_path, ["tensorboard"], resume_step=2) as tracker:
+        for step in range(3, 6):
+            tracker.log({"x": 10 * step}, step)
+    assert written(tmp_path) == [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
+    with tracking(tmp_path, ["tensorboard"]) as tracker:  # another run: the old one is moved aside
+        tracker.log({"x": 7}, 0)
+    assert written(tmp_path) == [(0, 7)]
+
+
+@pytest.fixture
+def no_wandb_key(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # no key kept from an earlier login
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def test_a_resumed_run_is_the_same_in_wandb(tmp_path, no_wandb_key):
+    ids = []
+    for resume_step in (None, 1, None):
+        with tracking(tmp_path, ["wandb"], resume_step=resume_step) as tracker:
+            tracker.log({"x": 1}, 2)
+        ids.append((tmp_path / "wandb_run_id.txt").read_text().strip())
+    assert ids[0] == ids[1] != ids[2]
+    recorded = [file.stem.removeprefix("run-") for file in (tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert set(recorded) == set(ids)
+
+
+def test_wandb_without_a_key_records_offline_and_says_so_once(tmp_path, no_wandb_key, capfd):
     with tracking(tmp_path / "run", ["wandb"]) as tracker:
         tracker.log({"actor/pg_loss": 0.5}, step=1)
     out, err = capfd.readouterr()
