@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from podium.protocol.deadline import Deadlines
 from podium.protocol.group import ClassWithInitArgs, WorkerGroup
 from podium.protocol.resource import ResourcePool
 from podium.utils.errors import UserError
@@ -24,6 +25,7 @@ class Backend(ABC):
         env: Mapping[str, str] | None = None,
         name: str | None = None,
         timeout_s: float | None = None,
+        deadlines: Deadlines | None = None,
         detached: bool = False,
     ) -> WorkerGroup:
         """Start one process a slot of ``pool``, all at the same time, and construct the class (or its roles) in each.
@@ -34,11 +36,13 @@ class Backend(ABC):
             env: environment variables of the processes, there before torch is imported.
             name: the role's name in errors and logs (default: the class's name).
             timeout_s: seconds a call on the group may take; past it, an error names the role, method and silent ranks.
+            deadlines: of methods that have one of their own, and under ``__init__`` that of the constructors.
             detached: the group outlives the driver and is found again by ``attach_group(name)`` (Ray only).
 
         Raises:
             UserError: the resources are not there, or a constructor raised UserError.
             WorkerError: a constructor raised, or a process died.
+            WorkerTimeout: constructors that did not end in time.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ class WorkerError(RuntimeError):
         rank: the rank that raised, or None where no single rank is to blame.
         method: the method called; ``"__init__"`` for a constructor.
         remote_traceback: the traceback as the worker printed it, or "".
+        out_of_memory: None, or, where the worker ran out of memory, for what (empty where that is not known).
     """
+
+    out_of_memory: str | None = None
 
     def __init__(
         self, message: str, *, role: str = "", rank: int | None = None, method: str = "", remote_traceback: str = ""
@@ -43,9 +47,11 @@ class WorkerTimeout(WorkerError, TimeoutError):
 
     Attributes:
         waiting_on: the ranks that have not answered.
+        phase: what they do, where the call's deadline has a name for it.
     """
 
     waiting_on: Sequence[int] = ()
+    phase: str = ""
 
 
 def _rebuild(cls: type[WorkerError], message: str, state: dict[str, Any]) -> WorkerError:
@@ -62,6 +68,7 @@ def died(
         how = "died; its exit code could not be learned"
     elif exit_code < 0:
         how = f"was killed by {_signal_name(-exit_code)} (exit code {exit_code})"
+        detail = f"{detail} {_OUT_OF_MEMORY}".strip() if exit_code == -signal.SIGKILL else detail
     else:
         how = f"exited with code {exit_code}"
     log = "\n".join(f"  | {line}" for line in lines) or "  (it had printed nothing)"
@@ -72,22 +79,36 @@ def died(
     return error
 
 
-def timed_out(role: str, method: str, waiting_on: Sequence[int], timeout_s: float) -> WorkerTimeout:
-    """The report of ranks that have not answered, in one exception."""
-    ranks = ", ".join(map(str, waiting_on))
+def timed_out(method: str, waiting_on: Sequence[tuple[str, int]], timeout_s: float) -> WorkerTimeout:
+    """The report of ranks that have not answered, in one exception.
+
+    Args:
+        waiting_on: role and rank of each.
+    """
+    ranks: dict[str, list[int]] = {}
+    for role, rank in waiting_on:
+        ranks.setdefault(role, []).append(rank)
+    first = waiting_on[0][0]
+    who = " and ".join(
+        f"{f'{role} ' if len(ranks) > 1 else ''}rank(s) {', '.join(map(str, numbers))}"
+        for role, numbers in ranks.items()
+    )
     error = WorkerTimeout(
-        f"{role}.{method} did not finish within {timeout_s:g} s; no answer yet from rank(s) {ranks}",
-        role=role,
-        rank=waiting_on[0] if len(waiting_on) == 1 else None,
+        f"{first}.{method} did not finish within {timeout_s:g} s; no answer yet from {who}",
+        role=first if len(ranks) == 1 else "",
+        rank=waiting_on[0][1] if len(waiting_on) == 1 else None,
         method=method,
     )
-    error.waiting_on = list(waiting_on)
+    error.waiting_on = [rank for _, rank in waiting_on]
     return error
 
 
-def _signal_name(number: int) -> str:
-    import signal
+_OUT_OF_MEMORY = (
+    "The kernel does that to the process with the most when the machine, or its container, is out of memory: see dmesg."
+)
 
+
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
+import signal
 import struct
 
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes); Linux 6.13
@@ -52,6 +54,12 @@ class ProcessWatch:
                 return os.waitstatus_to_exitcode(struct.unpack_from("i", request, _EXIT_CODE_AT)[0])
             select.select([], [], [], 0.05)
         return None
+
+    def kill(self) -> None:
+        """End it, unless it has ended or is on another machine."""
+        if self._fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go; idempotent."""

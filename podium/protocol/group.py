@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from podium.protocol.deadline import Deadline, Deadlines
 from podium.protocol.dispatch import Execute, MethodSpec, registered_methods
+from podium.protocol.errors import WorkerDied, WorkerTimeout
 from podium.protocol.future import DataProtoFuture, Future, Handle, gather
-from podium.protocol.host import MESH_QUERY
+from podium.protocol.host import MESH_QUERY, PING
 from podium.utils.errors import UserError
 
 
@@ -51,6 +53,10 @@ class Transport(ABC):
     def close(self) -> None:
         """End the processes; idempotent."""
 
+    @abstractmethod
+    def restart(self) -> None:
+        """End the processes and start new ones in their places, which construct the same classes again."""
+
     def alive(self) -> list[bool]:
         """Whether each rank's process is there."""
         return [True] * self.world_size
@@ -63,10 +69,13 @@ class WorkerGroup:
         role: the role's name in errors.
         world_size: number of ranks.
         timeout_s: seconds each call may take (None: no limit); past it, WorkerTimeout names the silent ranks.
+        deadlines: of the methods that have one of their own.
     """
 
-    def __init__(self, transport: Transport, role: str, cls: type, timeout_s: float | None) -> None:
-        self.role, self.cls, self.timeout_s = role, cls, timeout_s
+    def __init__(
+        self, transport: Transport, role: str, cls: type, timeout_s: float | None, deadlines: Deadlines | None = None
+    ) -> None:
+        self.role, self.cls, self.timeout_s, self.deadlines = role, cls, timeout_s, deadlines or {}
         self._transport = transport
         self._meshes: dict[str, list[tuple[int, bool]]] = {}
         self._methods = registered_methods(cls)
@@ -91,19 +100,42 @@ class WorkerGroup:
     def execute_all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Run any method of the role on every rank with the same arguments; one value a rank."""
         calls: list[Call] = [(args, kwargs, True)] * self.world_size
-        return gather(self._transport.submit(self.role, method, calls), self.timeout_s)
+        return gather(self._transport.submit(self.role, method, calls), self._deadline(method))
 
     def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run any method of the role on rank 0."""
-        return gather(self._transport.submit(self.role, method, [(args, kwargs, True)]), self.timeout_s)[0]
+        return gather(self._transport.submit(self.role, method, [(args, kwargs, True)]), self._deadline(method))[0]
 
     def alive(self) -> list[bool]:
         """Whether each rank's process is there."""
         return self._transport.alive()
 
+    def answers(self, timeout_s: float) -> bool:
+        """Whether every rank is there and answers within so many seconds."""
+        calls: list[Call] = [((), {}, False)] * self.world_size
+        try:
+            gather(self._transport.submit(self.role, PING, calls), Deadline(timeout_s))
+        except (WorkerDied, WorkerTimeout):
+            return False
+        return True
+
     def shutdown(self) -> None:
         """End the ranks' processes (of every role colocated in them); idempotent."""
         self._transport.close()
+
+    def restart(self) -> None:
+        """End the ranks' processes and start new ones, for every role colocated in them.
+
+        Each role is constructed again as it was at the start; what else was called on it is to be called again.
+
+        Raises:
+            UserError, WorkerError: as ``Backend.start_group``; or the ranks are in the driver's process.
+        """
+        self._transport.restart()
+        self._meshes.clear()
+
+    def _deadline(self, method: str) -> Deadline:
+        return self.deadlines.get(method) or Deadline(self.timeout_s)
 
     def _bind(self, method: str, spec: MethodSpec) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -129,17 +161,19 @@ class WorkerGroup:
         ]
         if mode.rank_zero or spec.execute is Execute.RANK_ZERO:
             handles = self._transport.submit(self.role, method, calls[:1])
-            return self._answer(spec, handles, lambda outputs: outputs[0])
+            return self._answer(spec, handles, self._deadline(method), lambda outputs: outputs[0])
         handles = self._transport.submit(self.role, method, calls)
         if not spec.blocking and mode.gives_data_proto:
             order = range(n) if mode.collect_ranks is None else mode.collect_ranks(self)
-            return DataProtoFuture([handles[r] for r in order], self.timeout_s)
-        return self._answer(spec, handles, lambda outputs: mode.collect_fn(self, outputs))
+            return DataProtoFuture([handles[r] for r in order], self._deadline(method))
+        return self._answer(spec, handles, self._deadline(method), lambda outputs: mode.collect_fn(self, outputs))
 
-    def _answer(self, spec: MethodSpec, handles: list[Handle], finish: Callable[[list[Any]], Any]) -> Any:
+    def _answer(
+        self, spec: MethodSpec, handles: list[Handle], deadline: Deadline, finish: Callable[[list[Any]], Any]
+    ) -> Any:
         if not spec.blocking:
-            return Future(handles, finish, self.timeout_s)
-        return finish(gather(handles, self.timeout_s))
+            return Future(handles, finish, deadline)
+        return finish(gather(handles, deadline))
 
     def _mesh_info(self, mesh: str) -> list[tuple[int, bool]]:
         if mesh not in self._meshes:
@@ -150,9 +184,17 @@ class WorkerGroup:
 class ColocatedWorkerGroup(WorkerGroup):
     """Ranks that run several roles each. ``spawn`` gives a group a role; ``<role>_<method>`` works on this one too."""
 
-    def __init__(self, transport: Transport, roles: dict[str, ClassWithInitArgs], timeout_s: float | None) -> None:
-        super().__init__(transport, next(iter(roles)), object, timeout_s)
-        self._groups = {role: WorkerGroup(transport, role, spec.cls, timeout_s) for role, spec in roles.items()}
+    def __init__(
+        self,
+        transport: Transport,
+        roles: dict[str, ClassWithInitArgs],
+        timeout_s: float | None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        super().__init__(transport, next(iter(roles)), object, timeout_s, deadlines)
+        self._groups = {
+            role: WorkerGroup(transport, role, spec.cls, timeout_s, deadlines) for role, spec in roles.items()
+        }
         self._calls = {f"{r}_{name}": fn for r, group in self._groups.items() for name, fn in group._calls.items()}
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, WorkerGroup]:
@@ -167,11 +209,17 @@ class ColocatedWorkerGroup(WorkerGroup):
         return {role: self._groups[role] for role in prefix_set}
 
 
-def make_group(transport: Transport, spec: ClassWithInitArgs, role: str, timeout_s: float | None) -> WorkerGroup:
+def make_group(
+    transport: Transport,
+    spec: ClassWithInitArgs,
+    role: str,
+    timeout_s: float | None,
+    deadlines: Deadlines | None = None,
+) -> WorkerGroup:
     """The group for ``spec``, colocated or not."""
     if spec.roles is not None:
-        return ColocatedWorkerGroup(transport, spec.roles, timeout_s)
-    return WorkerGroup(transport, role, spec.cls, timeout_s)
+        return ColocatedWorkerGroup(transport, spec.roles, timeout_s, deadlines)
+    return WorkerGroup(transport, role, spec.cls, timeout_s, deadlines)
 
 
 __all__ = ["Call", "ClassWithInitArgs", "ColocatedWorkerGroup", "Transport", "WorkerGroup", "make_group"]

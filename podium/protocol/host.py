@@ -9,6 +9,7 @@ import inspect
 import os
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -19,11 +20,17 @@ from podium.protocol.future import DataProtoFuture, Future
 from podium.protocol.sharding import drop_padding, real_rows
 from podium.protocol.worker import ProcessContext, constructing
 from podium.utils.errors import UserError
+from podium.utils.memory_ledger import LEDGER
+from podium.utils.out_of_memory import is_out_of_memory, what_was_tried
 
 _methods = functools.cache(registered_methods)
 
 MESH_QUERY = "@mesh"
 """A pseudo-method: the role's (dp_rank, is_collect) in the mesh named by the argument."""
+PING = "@ping"
+"""A pseudo-method that does nothing."""
+
+_LINE_BYTES = 512
 
 
 class RoleHost:
@@ -32,6 +39,7 @@ class RoleHost:
     def __init__(self, context: ProcessContext) -> None:
         self.context = context
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._doing: int | None = None
 
     def construct(self, roles: Mapping[str, Any]) -> None:
         """Make every role (a ClassWithInitArgs) in the order of the dict.
@@ -42,6 +50,7 @@ class RoleHost:
         os.environ.update(self.context.env())
         self._dump_stacks_on_demand()
         for role, spec in roles.items():
+            self._say(f"in {role}.__init__")
             try:
                 with constructing(self.context):
                     self.context.roles[role] = spec()
@@ -50,6 +59,7 @@ class RoleHost:
                 raise
             except Exception as e:
                 raise self.report(e, role, "__init__") from e
+        self._say("waiting for a call")
 
     def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: bool = True) -> Any:
         """Run a method; futures are materialised before it and padding rows dropped after it.
@@ -57,6 +67,9 @@ class RoleHost:
         Raises:
             WorkerError, UserError: it raised.
         """
+        if method == PING:
+            return None
+        self._say(f"in {role}.{method}")
         try:
             instance = self.context.roles[role]
             if method == MESH_QUERY:
@@ -67,9 +80,10 @@ class RoleHost:
                 kwargs = {k: _materialize(v) for k, v in kwargs.items()}
             values = [*args, *kwargs.values()]
             padded = real_rows(values)
-            result = getattr(instance, method)(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = self._run(result)
+            with LEDGER(role, method):
+                result = getattr(instance, method)(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = self._run(result)
             if padded is None:
                 padded = next((a.padding for a in values if isinstance(a, DataProtoFuture) and a.padding), None)
             if padded is not None:
@@ -82,14 +96,26 @@ class RoleHost:
             raise
         except Exception as e:
             raise self.report(e, role, method) from e
+        finally:
+            self._say("waiting for a call")
 
     def _dump_stacks_on_demand(self) -> None:
-        """Where PODIUM_STACKS names a folder: on SIGUSR1, every thread's stack goes to a file of this process there."""
+        """Where PODIUM_STACKS names a folder: on SIGUSR1, every thread's stack goes to a file of this process there.
+
+        Beside it, ``.doing`` says what the process is at, and since when.
+        """
         if folder := os.environ.get("PODIUM_STACKS"):
             os.makedirs(folder, exist_ok=True)
-            path = os.path.join(folder, f"rank_{self.context.rank}_pid_{os.getpid()}.txt")
-            self._stacks = open(path, "w")  # noqa: SIM115 - as long as the process
+            path = os.path.join(folder, f"rank_{self.context.rank}_pid_{os.getpid()}")
+            self._stacks = open(path + ".txt", "w")  # noqa: SIM115 - as long as the process
             faulthandler.register(signal.SIGUSR1, self._stacks)
+            self._doing = os.open(path + ".doing", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+            self._say("starting")
+
+    def _say(self, what: str) -> None:
+        if self._doing is not None:
+            line = f"{time.time():.3f} {'+'.join(self.context.roles) or 'worker'} rank {self.context.rank}\t{what}\n"
+            os.pwrite(self._doing, line.ljust(_LINE_BYTES, "\0").encode(), 0)
 
     def note(self, e: UserError, role: str, method: str) -> None:
         """Say on ``e``, which travels as it is, where it comes from."""
@@ -99,13 +125,16 @@ class RoleHost:
         """What the driver sees of ``e``: role, rank, method and traceback."""
         rank = self.context.rank
         text = "".join(traceback.format_exception(e))
-        return WorkerError(
+        error = WorkerError(
             f"{role}.{method} failed on rank {rank}: {type(e).__name__}: {e}\n\nTraceback on rank {rank}:\n{text}",
             role=role,
             rank=rank,
             method=method,
             remote_traceback=text,
         )
+        if is_out_of_memory(e):
+            error.out_of_memory = what_was_tried(e)
+        return error
 
     def _run(self, awaitable: Any) -> Any:
         if self._loop is None:

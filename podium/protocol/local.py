@@ -9,6 +9,8 @@ from typing import Any
 
 from podium.protocol.backend import Backend, free_port, role_name
 from podium.protocol.data import DataProto
+from podium.protocol.deadline import NO_DEADLINE, START, Deadlines
+from podium.protocol.errors import WorkerError
 from podium.protocol.future import Handle
 from podium.protocol.group import Call, ClassWithInitArgs, Transport, WorkerGroup, make_group
 from podium.protocol.host import RoleHost
@@ -64,6 +66,9 @@ class InProcess(Transport):
         except Exception as e:  # kept for gather: a non-blocking call raises when its future is asked
             return [_Done(role, method, None, e)]
 
+    def restart(self) -> None:
+        raise WorkerError("the ranks are in the driver's process, which cannot be started anew")
+
     def close(self) -> None:
         for key, value in self._before.items():
             if value is None:
@@ -98,6 +103,7 @@ class LocalBackend(Backend):
         env: Mapping[str, str] | None = None,
         name: str | None = None,
         timeout_s: float | None = None,
+        deadlines: Deadlines | None = None,
         detached: bool = False,
     ) -> WorkerGroup:
         if detached:
@@ -108,9 +114,11 @@ class LocalBackend(Backend):
         else:
             from podium.protocol.local_processes import Processes
 
-            transport = Processes(cls_with_args, role, pool.world_size, env or {})
+            transport = Processes(
+                cls_with_args, role, pool.world_size, env or {}, (deadlines or {}).get(START, NO_DEADLINE)
+            )
         self._transports.append(transport)
-        return make_group(transport, cls_with_args, role, timeout_s)
+        return make_group(transport, cls_with_args, role, timeout_s, deadlines)
 
     def attach_group(self, name: str, *, timeout_s: float | None = None) -> WorkerGroup:
         raise UserError(f"the local backend has no detached groups, so none named {name!r}; use ray")

@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pickle import PickleBuffer
 from typing import Any
 
+from podium.protocol.deadline import NO_DEADLINE, Deadline
 from podium.protocol.errors import WorkerDied, WorkerError, died, timed_out
-from podium.protocol.future import Handle
+from podium.protocol.future import Handle, gather
 from podium.protocol.group import Call, ClassWithInitArgs, Transport
 from podium.protocol.local_child import CALL, CONSTRUCT, ERROR, EXIT
 from podium.protocol.wire import Message, encode, receive, send
@@ -57,8 +58,8 @@ class _Reply(Handle):
         if failed:
             raise failed[0].future.exception()  # type: ignore[misc]
         if len(done) < len(futures):
-            silent = [h.rank for h in handles if not h.future.done()]
-            raise timed_out(handles[0].role, handles[0].method, silent, timeout_s or 0.0)
+            silent = [(h.role, h.rank) for h in handles if not h.future.done()]
+            raise timed_out(handles[0].method, silent, timeout_s or 0.0)
         return [f.result().content() for f in futures]
 
     @classmethod
@@ -216,13 +217,29 @@ class _Process:
 class Processes(Transport):
     """Several ranks, one spawned process each."""
 
-    def __init__(self, spec: ClassWithInitArgs, role: str, world_size: int, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: ClassWithInitArgs,
+        role: str,
+        world_size: int,
+        env: Mapping[str, str],
+        start_deadline: Deadline = NO_DEADLINE,
+    ) -> None:
         self.world_size = world_size
         self._ranks: list[_Process] = []
+        self._spec, self._role, self._env, self._start_deadline = spec, role, env, start_deadline
+        self._start()
+
+    def restart(self) -> None:
+        self.close()
+        self._start()
+
+    def _start(self) -> None:
+        spec, role, world_size = self._spec, self._role, self.world_size
         _live.add(self)
         whole = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         whole.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
-        whole.update(env)
+        whole.update(self._env)
         port = reserve_port("127.0.0.1", "world")
         roles = spec.roles if spec.roles is not None else {role: spec}
         try:
@@ -234,7 +251,7 @@ class Processes(Transport):
             replies = [_Reply(role, rank, "__init__") for rank in range(world_size)]
             for process, reply, context in zip(self._ranks, replies, contexts, strict=True):
                 process.submit(reply, CONSTRUCT, encode((context, roles)))
-            _Reply.gather(replies, None)
+            gather(replies, self._start_deadline)
         except BaseException:
             self.close()
             raise

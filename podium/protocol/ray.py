@@ -29,10 +29,11 @@ from tensordict import TensorDict
 
 from podium.protocol.backend import Backend, role_name
 from podium.protocol.data import DataProto
+from podium.protocol.deadline import NO_DEADLINE, START, Deadline, Deadlines
 from podium.protocol.dispatch import registered_methods
 from podium.protocol.errors import WorkerDied, WorkerError, died, timed_out
 from podium.protocol.exit_codes import ProcessWatch, start_time
-from podium.protocol.future import Handle
+from podium.protocol.future import Handle, gather
 from podium.protocol.group import Call, ClassWithInitArgs, Transport, WorkerGroup, make_group
 from podium.protocol.host import RoleHost, portable
 from podium.protocol.placement import Placements
@@ -162,8 +163,8 @@ class RayHandle(Handle):
             return list(ray.get(refs, timeout=timeout_s))
         except GetTimeoutError:
             ready = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
-            silent = [h.rank for h in handles if h.ref not in ready]
-            raise timed_out(handles[0].role, handles[0].method, silent, timeout_s or 0.0) from None
+            silent = [(h.role, h.rank) for h in handles if h.ref not in ready]
+            raise timed_out(handles[0].method, silent, timeout_s or 0.0) from None
         except RayError as e:
             raise _failure(handles, e) from None
 
@@ -212,14 +213,26 @@ def _last_lines(logs: Sequence[str], count: int = 20) -> list[str]:
     return lines[-count:]
 
 
+_Started = tuple[list[Any], list[_Where]]
+"""The actors of a group, and where they are."""
+
+
 class Actors(Transport):
     """The actors of one group."""
 
-    def __init__(self, actors: list[Any], wheres: list[_Where], on_close: Any = None) -> None:
-        self.world_size = len(actors)
-        self._actors, self._wheres, self._on_close = actors, wheres, on_close
-        for where in wheres:
+    def __init__(self, start: Callable[[], _Started], on_close: Callable[[], None] | None = None) -> None:
+        self._start, self._on_close = start, on_close
+        self._begin()
+        self.world_size = len(self._actors)
+
+    def _begin(self) -> None:
+        self._actors, self._wheres = self._start()
+        for where in self._wheres:
             _watches[where.node, where.pid] = ProcessWatch(where.pid, where.start_ticks)
+
+    def restart(self) -> None:
+        self._end()
+        self._begin()
 
     def submit(self, role: str, method: str, calls: Sequence[Call]) -> list[Handle]:
         shared = _share(calls) if len(calls) > 1 else {}
@@ -243,6 +256,12 @@ class Actors(Transport):
         return [not _watches[w.node, w.pid].ended() for w in self._wheres]
 
     def close(self) -> None:
+        if self._actors:
+            self._end()
+            if self._on_close is not None:
+                self._on_close()
+
+    def _end(self) -> None:
         actors, self._actors = self._actors, []
         if not actors or not ray.is_initialized():
             return
@@ -256,12 +275,13 @@ class Actors(Transport):
         for where in self._wheres:
             watch = _watches.pop((where.node, where.pid), None)
             if watch is not None:
+                if watch.ended(_EXIT_S) is False:  # stopped, it does not hear Ray
+                    watch.kill()
                 if watch.ended(_EXIT_S):  # on this machine: end what it started, too
                     with contextlib.suppress(OSError):
                         os.killpg(where.pid, signal.SIGKILL)
                 watch.close()
-        if self._on_close is not None:
-            self._on_close()
+        self._wheres = []
 
 
 def _share(calls: Sequence[Call]) -> dict[int, _Shared]:
@@ -318,6 +338,7 @@ class RayBackend(Backend):
         env: Mapping[str, str] | None = None,
         name: str | None = None,
         timeout_s: float | None = None,
+        deadlines: Deadlines | None = None,
         detached: bool = False,
     ) -> WorkerGroup:
         if detached and not name:
@@ -332,33 +353,37 @@ class RayBackend(Backend):
             "max_restarts": 0,
             "runtime_env": {"env_vars": {"PYTHONPATH": path, **(env or {})}},
         }
-        actors: list[Any] = []
-        remote = ray.remote(_actor_class(cls_with_args, role))
-        try:
-            for rank, (group, bundle) in enumerate(bundles):
-                options = dict(common, scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle))
-                if detached:
-                    options |= {"name": f"{name}:{rank}", "namespace": NAMESPACE, "lifetime": "detached"}
-                actors.append(remote.options(**options).remote(role, rank, about))
-            transport = self._construct(actors, cls_with_args, role, release)
-        except BaseException as e:
-            for actor in actors:
-                with contextlib.suppress(RayError, ValueError):
-                    ray.kill(actor)
-            release()
-            if isinstance(e, ValueError) and detached and "name" in str(e):
-                raise UserError(f"a detached group named {name!r} is there already: attach to it, or end it") from None
-            raise
+
+        def start() -> _Started:
+            actors: list[Any] = []
+            remote = ray.remote(_actor_class(cls_with_args, role))
+            try:
+                for rank, (group, bundle) in enumerate(bundles):
+                    options = dict(common, scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle))
+                    if detached:
+                        options |= {"name": f"{name}:{rank}", "namespace": NAMESPACE, "lifetime": "detached"}
+                    actors.append(remote.options(**options).remote(role, rank, about))
+                return actors, self._construct(actors, cls_with_args, role, (deadlines or {}).get(START, NO_DEADLINE))
+            except BaseException as e:
+                for actor in actors:
+                    with contextlib.suppress(RayError, ValueError):
+                        ray.kill(actor)
+                release()
+                if isinstance(e, ValueError) and detached and "name" in str(e):
+                    text = f"a detached group named {name!r} is there already: attach to it, or end it"
+                    raise UserError(text) from None
+                raise
+
+        transport = Actors(start, release)
         if not detached:
             self._transports.append(transport)
-        return make_group(transport, cls_with_args, role, timeout_s)
+        return make_group(transport, cls_with_args, role, timeout_s, deadlines)
 
-    def _construct(self, actors: list[Any], spec: ClassWithInitArgs, role: str, release: Any) -> Actors:
+    def _construct(self, actors: list[Any], spec: ClassWithInitArgs, role: str, deadline: Deadline) -> list[_Where]:
         starts = [RayHandle(a.where.remote(), role, rank, "start", None) for rank, a in enumerate(actors)]
         wheres: list[_Where] = RayHandle.gather(starts, self._start_timeout_s)
         on_node = Counter(w.node for w in wheres)
         payload = ray.put(ray.cloudpickle.dumps(spec.roles if spec.roles is not None else {role: spec}))
-        transport = Actors(actors, wheres, release)
         before: Counter[str] = Counter()
         handles = []
         for rank, (actor, where) in enumerate(zip(actors, wheres, strict=True)):
@@ -367,8 +392,8 @@ class RayBackend(Backend):
             )
             before[where.node] += 1
             handles.append(RayHandle(actor.construct.remote(context, payload), role, rank, "__init__", where))
-        RayHandle.gather(handles, None)
-        return transport
+        gather(handles, deadline)
+        return wheres
 
     def attach_group(self, name: str, *, timeout_s: float | None = None) -> WorkerGroup:
         try:
@@ -379,7 +404,7 @@ class RayBackend(Backend):
         spec, role, world_size = ray.cloudpickle.loads(about)
         actors = [first, *(ray.get_actor(f"{name}:{rank}", namespace=NAMESPACE) for rank in range(1, world_size))]
         wheres = ray.get([a.where.remote() for a in actors])
-        return make_group(Actors(actors, wheres), spec, role, timeout_s)
+        return make_group(Actors(lambda: (actors, wheres)), spec, role, timeout_s)
 
     def shutdown(self) -> None:
         for transport in reversed(self._transports):

@@ -88,6 +88,11 @@ class Worker:
         )
         return self
 
+    @property
+    def role(self) -> str:
+        """The name that it has in this process."""
+        return next(name for name, worker in self.__dict__["_context"].roles.items() if worker is self)
+
     def peer(self, role: str) -> Any:
         """The instance of ``role`` in this process, or None where it lives elsewhere (or is not constructed yet)."""
         return self.__dict__["_context"].roles.get(role)

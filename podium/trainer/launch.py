@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from podium.protocol import ClassWithInitArgs, ResourcePool, WorkerGroup, create_colocated_worker_cls, make_backend
+from podium.trainer.deadlines import call_deadlines, longest
 from podium.utils.errors import UserError
 from podium.workers.weight_sync.snapshot import remove_stale
 
@@ -39,7 +40,7 @@ def worker_groups(
     """Starts every role on every rank, colocated in one process a rank, and ends them all on the way out.
 
     Args:
-        trainer: has ``backend``, ``nnodes``, ``n_gpus_per_node``, ``rpc_timeout_s``.
+        trainer: has ``backend``, ``nnodes``, ``n_gpus_per_node``, ``rpc_timeout_s``, ``deadlines``.
         roles: in the order in which each process constructs them.
         rollout: has ``placement``, ``nnodes``, ``n_gpus_per_node``; takes the role ``rollout`` out of these processes
             unless its placement is ``process``. None: all roles are together.
@@ -52,8 +53,10 @@ def worker_groups(
     here = trainer.n_gpus_per_node
     if trainer.backend == "local":
         here += sum(section.n_gpus_per_node for section in apart.values())
+    deadlines = call_deadlines(trainer, rollout)
     env = {
         "PODIUM_DEVICE": device,
+        "PODIUM_TIMEOUT_S": str(longest(trainer, deadlines)),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # one line about NUMA binding from each rank
         "TRANSFORMERS_VERBOSITY": "error",
@@ -93,6 +96,7 @@ def worker_groups(
                     env=variables,
                     name=label,
                     timeout_s=trainer.rpc_timeout_s,
+                    deadlines=deadlines,
                 )
                 groups |= group.spawn(list(specs))
             yield groups

@@ -30,6 +30,7 @@ def generate_file(config: GenerateConfig) -> Path:
     from podium.trainer.chat import chat_options, load_chat_tokenizer
     from podium.trainer.generation.parts import Parts
     from podium.trainer.launch import resolve_device, worker_groups
+    from podium.trainer.out_of_memory import naming_keys
     from podium.trainer.ppo.roles import check_rollout
     from podium.utils.dataset import PromptDataset
     from podium.utils.tokenizer import stop_token_ids
@@ -74,7 +75,10 @@ def generate_file(config: GenerateConfig) -> Path:
             seed=config.trainer.seed,
             trust_remote_code=model.trust_remote_code,
         )
-        with worker_groups(config.trainer, device, {"rollout": role}, "generate") as groups:
+        with (
+            worker_groups(config.trainer, device, {"rollout": role}, "generate") as groups,
+            naming_keys({"rollout": "rollout.max_num_seqs"}, "data.max_response_length"),
+        ):
             groups["rollout"].init_model()
             groups["rollout"].load_own_weights()
             for done, start in enumerate(todo, 1):

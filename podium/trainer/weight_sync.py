@@ -67,6 +67,10 @@ class WeightSync:
             "perf/weight_sync_pause_s": pause,
         }
 
+    def reconnect(self) -> None:
+        """Has the next call connect anew: an end has been replaced."""
+        self._is_connected = False
+
     def _connect(self) -> None:
         config = self._config
         settings = SyncSettings(config.verify, config.bucket_megabytes << 20, config.timeout_s)

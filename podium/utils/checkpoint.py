@@ -21,7 +21,7 @@ BEST = "best_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
-_FORMAT = 1
+_FORMAT = 2
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _TEMPORARY, _REPLACED = ".tmp", ".old"
 _READERS = 4

@@ -34,8 +34,10 @@ def device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def init_distributed(timeout_s: float = 600.0) -> None:
+def init_distributed() -> None:
     """Joins the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; does nothing the second time.
+
+    A rank waits for the others at most PODIUM_TIMEOUT_S seconds (600 where that is not set).
 
     gloo carries CPU tensors, nccl CUDA tensors. A world of one needs no network, and one on the loopback address
     listens nowhere else.
@@ -45,7 +47,7 @@ def init_distributed(timeout_s: float = 600.0) -> None:
     if "OMP_NUM_THREADS" in os.environ:  # torch read it when it was imported, which may have been before it was set
         _set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     backend = "cpu:gloo,cuda:nccl" if is_cuda() else "gloo"
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=float(os.environ.get("PODIUM_TIMEOUT_S", "600")))
     if is_cuda():
         torch.cuda.set_device(device())
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -96,10 +98,10 @@ def copy_bandwidth() -> float:
 
 
 def memory_used() -> dict[str, float]:
-    """``rss_gb``, resident host memory of this process, and on CUDA ``device_gb``, the most allocated so far."""
+    """``rss_gb``, resident host memory of this process, and on CUDA ``device_gb``, what its tensors take there."""
     used = {"rss_gb": psutil.Process().memory_info().rss / 1e9}
     if is_cuda():
-        used["device_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        used["device_gb"] = torch.cuda.memory_allocated() / 1e9
     return used
 
 

@@ -18,10 +18,10 @@ def random_state() -> dict[str, Any]:
     state = {
         "python": [version, list(words), gauss],
         "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in numpy],
-        "torch": _text(torch.get_rng_state()),
+        "torch": state_text(torch.get_rng_state()),
     }
     if is_cuda():
-        state["cuda"] = _text(torch.cuda.get_rng_state())
+        state["cuda"] = state_text(torch.cuda.get_rng_state())
     return state
 
 
@@ -31,14 +31,16 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(_tensor(state["torch"]))
+    torch.set_rng_state(state_tensor(state["torch"]))
     if is_cuda() and "cuda" in state:
-        torch.cuda.set_rng_state(_tensor(state["cuda"]))
+        torch.cuda.set_rng_state(state_tensor(state["cuda"]))
 
 
-def _text(state: torch.Tensor) -> str:
+def state_text(state: torch.Tensor) -> str:
+    """A generator's state as JSON holds it."""
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def _tensor(text: str) -> torch.Tensor:
+def state_tensor(text: str) -> torch.Tensor:
+    """What `state_text` was made of."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

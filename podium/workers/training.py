@@ -16,6 +16,7 @@ from podium.protocol import (
 )
 from podium.utils.checkpoint import Files, seal, write_synced
 from podium.utils.device import memory_used
+from podium.utils.memory_ledger import LEDGER
 from podium.utils.random_state import random_state, set_random_state
 from podium.workers.engine.base import EmptyBatchError, LossFn, NonFiniteError, Tensors
 from podium.workers.engine.build import build_engine
@@ -52,8 +53,8 @@ class EngineRole(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory_used(self) -> dict[str, float]:
-        """Of this process, see `podium.utils.device.memory_used`."""
-        return memory_used()
+        """Of this process (`podium.utils.device.memory_used`), and the peaks of each method since the last time."""
+        return memory_used() | LEDGER.pop(self.role)
 
 
 class TrainedRole(EngineRole):
@@ -120,7 +121,7 @@ class TrainedRole(EngineRole):
         With `background`, returns once they are copied; `saved_files` says when they are written.
         """
         write = self._engine.snapshot() if background else self._engine.save
-        random = random_state()
+        random = {**random_state(), "engine": self._engine.random_state()}
         self._saving = Saving(lambda: self._save(path, write, random), background)
 
     def _save(self, path: str, write: Callable[[str], None], random: dict[str, Any]) -> Files:
@@ -149,7 +150,9 @@ class TrainedRole(EngineRole):
         self._engine.load(path)
         states = Path(path) / f"random_{self.rank}.json"
         if states.exists():  # not there for ranks beyond those that saved
-            set_random_state(json.loads(states.read_text(encoding="utf-8")))
+            random = json.loads(states.read_text(encoding="utf-8"))
+            set_random_state(random)
+            self._engine.set_random_state(random["engine"])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_hf(self, path: str) -> None:

@@ -1,9 +1,12 @@
 """A plug-in: PPO's loss, which in one rank and one call does what PODIUM_TEST_FAULT says, once for a marker file."""
 
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from podium.trainer.ppo.losses import register_policy_loss
 from podium.trainer.ppo.policy_losses import compute_policy_loss_vanilla
@@ -19,15 +22,28 @@ def _is_time(call: int, rank: int) -> bool:
     return True
 
 
+def _ask_for_too_much() -> None:
+    """Has the allocator refuse 64 GB: the process may have 8 GB of addresses more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30), before[1]))
+    try:
+        torch.empty(64 << 30, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 @register_policy_loss("failing")
 def failing(*args: Any, **kwargs: Any) -> Any:
-    """``nan:CALL``, ``nan:always``, ``kill:CALL``, ``stop:CALL``, ``raise:CALL``; the last three in rank 1."""
+    """``nan:CALL``, ``nan:always``, ``memory:CALL``; and, in rank 1, ``kill:CALL``, ``stop:CALL``, ``raise:CALL``."""
     global _calls
     _calls += 1
     loss, metrics = compute_policy_loss_vanilla(*args, **kwargs)
     what, when = os.environ.get("PODIUM_TEST_FAULT", "none:0").split(":")
     if what == "nan" and (when == "always" or _calls == int(when)):
         return loss * float("nan"), metrics
+    if what == "memory" and _calls == int(when):
+        _ask_for_too_much()
     if what in ("kill", "stop", "raise") and _is_time(int(when), 1):
         if what == "raise":
             raise RuntimeError("this rank fails alone")

@@ -36,6 +36,15 @@ def test_too_many_of_them_end_the_run(command: Preloaded, task: SmallTask, tmp_p
     refused(command(PPO, argv, env={"PODIUM_TEST_FAULT": "nan:always"}), "2 updates of the actor in a row", "bad_steps")
 
 
+def test_running_out_of_memory_is_told_with_the_keys_to_lower(command: Preloaded, task: SmallTask, tmp_path: Path):
+    """The allocator's own refusal: 16 rows of at most 7 + 7 tokens."""
+    argv = task.ppo(tmp_path / "run", **COMMON, trainer__val_before_train="false")
+    result = command(PPO, argv, env={"PODIUM_TEST_FAULT": "memory:2"})
+    refused(result, "out of memory in actor.update_actor on rank 0 (phase update)", "a micro-batch of 16 rows, ")
+    assert "(224 with padding); tried to allocate 68719476736 bytes: lower " in result.err
+    assert "lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or data.max_response_length" in result.err
+
+
 @pytest.fixture(scope="module")
 def straight(command: Preloaded, task: SmallTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("straight") / "run"

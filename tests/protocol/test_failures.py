@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
 
 from podium.protocol import ClassWithInitArgs, ResourcePool, WorkerDied, WorkerError, WorkerTimeout
 from podium.protocol.colocate import create_colocated_worker_cls
+from podium.protocol.deadline import START, Deadline
 from podium.utils.errors import UserError
 from tests.protocol.conftest import ENV
 from tests.protocol.workers import Distributed, Echo, FailsToStart
@@ -65,6 +68,49 @@ def test_a_death_is_reported_with_exit_code_and_log(backend):
     with pytest.raises(WorkerDied):
         group.total(1)
     group.shutdown()
+
+
+def test_a_group_is_started_anew_where_it_was(backend):
+    """After a death, and after a stop that nobody hears; what the constructors made is there again."""
+    roles = {"echo": ClassWithInitArgs(Echo, "e"), "dist": ClassWithInitArgs(Distributed)}
+    group = backend.start_group(
+        ResourcePool(**PAIR), create_colocated_worker_cls(roles), env=ENV, timeout_s=60, name="both"
+    ).spawn(roles)
+    echo, dist = group["echo"], group["dist"]
+    assert echo.answers(5)
+    before = [rank["pid"] for rank in echo.whoami()]
+    with pytest.raises(WorkerDied):
+        dist.die_in_collective(1)
+    assert not echo.answers(5)
+    echo.restart()
+    assert echo.alive() == [True, True] and echo.answers(5)
+    pids = [rank["pid"] for rank in echo.whoami()]
+    assert not {*before} & {*pids} and dist.total(1) == [3, 3]
+    os.kill(pids[0], signal.SIGSTOP)
+    assert not echo.answers(0.5)
+    dist.restart()
+    assert dist.total(1) == [3, 3] and not os.path.exists(f"/proc/{pids[0]}")
+    echo.shutdown()
+
+
+def test_a_deadline_of_its_own_names_its_phase_and_key(local_backend):
+    slow = Deadline(0.3, "sleep", "some.deadlines.sleep_s")
+    group = local_backend.start_group(
+        ResourcePool([2]), ClassWithInitArgs(Echo), env=ENV, timeout_s=60, deadlines={"sleep": slow}, name="echo"
+    )
+    with pytest.raises(
+        WorkerTimeout, match=r"0.3 s.*rank\(s\) 1 \(phase sleep; .*raise some.deadlines.sleep_s\)"
+    ) as caught:
+        group.sleep(1, 1.5)
+    assert caught.value.phase == "sleep" and caught.value.waiting_on == [1]
+    group.say("no other call has it")
+    group.shutdown()
+
+
+def test_constructors_have_a_deadline(backend):
+    spec, limit = ClassWithInitArgs(FailsToStart, kind="slow"), Deadline(1.0, "init", "some.deadlines.init_s")
+    with pytest.raises(WorkerTimeout, match=r"__init__ did not finish within 1 s.*some\.deadlines\.init_s"):
+        backend.start_group(ResourcePool(**PAIR), spec, env=ENV, deadlines={START: limit})
 
 
 def test_an_exit_is_a_death(local_backend):

@@ -13,12 +13,15 @@ RANK = """
 import sys, time
 from podium.protocol.host import RoleHost
 from podium.protocol.worker import ProcessContext
+class Actor:
+    def update_actor(self):
+        print("ready", flush=True)
+        self.waits_for_the_others()
+    def waits_for_the_others(self):
+        time.sleep(60)
 host = RoleHost(ProcessContext(rank=int(sys.argv[1])))
-host.construct({})
-print("ready", flush=True)
-def waits_for_the_others():
-    time.sleep(60)
-waits_for_the_others()
+host.construct({"actor": Actor, "critic": Actor})
+host.call("actor", "update_actor", (), {})
 """
 
 
@@ -42,6 +45,7 @@ def test_each_rank_is_reported(tmp_path: Path):
             rank.wait()
     head, *parts = report.split("== ")
     assert "actor.update_actor did not finish" in head and len(parts) == 3
-    assert parts[0].startswith("rank_0_") and "waits_for_the_others" in parts[0]
-    assert parts[1].startswith("rank_1_") and "T (stopped)" in parts[1] and "did not answer" in parts[1]
-    assert parts[2].startswith("rank_2_") and "ended" in parts[2]
+    assert all(part.startswith(f"actor+critic rank {rank} (process ") for rank, part in enumerate(parts))
+    assert "S (sleeping), in actor.update_actor for " in parts[0] and "waits_for_the_others" in parts[0]
+    assert "T (stopped), in actor.update_actor" in parts[1] and "did not answer" in parts[1]
+    assert "ended" in parts[2]

@@ -48,7 +48,7 @@ def check_config(config: PPOConfig, explicit: set[str]) -> None:
     check_adapter_only(config.actor_rollout_ref)
     _check_frequency(config)
     check_methods(config)
-    _check_checkpoints(config.trainer, config.trainer.test_freq, config.actor_rollout_ref.actor.strategy)
+    _check_checkpoints(config.trainer, config.trainer.test_freq)
     save_freq, sync_freq = config.trainer.save_freq, config.actor_rollout_ref.rollout.weight_sync.frequency
     if save_freq > 0 and save_freq % sync_freq:
         raise UserError(
@@ -88,7 +88,7 @@ def _check_frequency(config: PPOConfig) -> None:
 def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
     """As `check_config`, for supervised fine-tuning."""
     check_values(config)
-    _check_checkpoints(config.trainer, config.trainer.test_freq, config.strategy)
+    _check_checkpoints(config.trainer, config.trainer.test_freq)
     if config.data.packing and config.strategy != "fsdp":
         raise UserError(
             f"data.packing=true with strategy={config.strategy}: documents of a row are kept apart by the fsdp engine "
@@ -106,7 +106,7 @@ def check_sft_config(config: SFTConfig, explicit: set[str]) -> None:
 def check_rm_config(config: RMConfig, explicit: set[str]) -> None:
     """As `check_config`, for reward models."""
     check_values(config)
-    _check_checkpoints(config.trainer, config.trainer.test_freq, config.strategy)
+    _check_checkpoints(config.trainer, config.trainer.test_freq)
     _refuse_ignored(explicit, _supervised_rules(config))
 
 
@@ -127,6 +127,7 @@ def check_generate_config(config: GenerateConfig, explicit: set[str]) -> None:
         "placement",
         "nnodes",
         "n_gpus_per_node",
+        "max_restarts",
     )
     rules = [(f"rollout.{leaf}", "without a trainer") for leaf in leaves]
     trained = ("enable_gradient_checkpointing", "lora_rank", "lora_alpha", "target_modules")
@@ -257,9 +258,7 @@ def _reward_model_rules(config: PPOConfig) -> list[tuple[str, str]]:
     return rules
 
 
-def _check_checkpoints(trainer: CheckpointConfig, test_freq: int, strategy: str) -> None:
-    if trainer.async_save and strategy != "fsdp":
-        raise UserError(f"trainer.async_save=true: the {strategy} engine saves while the run waits; remove it")
+def _check_checkpoints(trainer: CheckpointConfig, test_freq: int) -> None:
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         raise UserError("trainer.resume_mode=resume_path: set trainer.resume_from_path to a checkpoint")
     metric, save_freq = trainer.best_ckpt_metric, trainer.save_freq

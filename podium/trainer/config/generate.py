@@ -5,7 +5,7 @@ from typing import Any
 
 from podium.trainer.config.reward import RewardFunctionConfig, ScoringConfig
 from podium.trainer.config.rollout import RolloutConfig
-from podium.trainer.config.shared import ChatConfig, ModelConfig
+from podium.trainer.config.shared import ChatConfig, DeadlinesConfig, ModelConfig
 
 
 @dataclass
@@ -27,6 +27,12 @@ class GenerateDataConfig(ChatConfig):
 
 
 @dataclass
+class GenerateDeadlinesConfig(DeadlinesConfig):
+    generate_s: float | None = None
+    """Seconds for the responses of a batch."""
+
+
+@dataclass
 class GenerateTrainerConfig:
     nnodes: int = 1
     """Machines."""
@@ -39,7 +45,8 @@ class GenerateTrainerConfig:
     seed: int = 0
     """Seeds the sampling; each response has a seed of its own."""
     rpc_timeout_s: float = 1800.0
-    """Longest that one batch may take before the run stops and names who is late."""
+    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
+    deadlines: GenerateDeadlinesConfig = field(default_factory=GenerateDeadlinesConfig)
 
 
 @dataclass

@@ -68,4 +68,5 @@ def placement_rules(rollout: RolloutConfig, prefix: str) -> list[tuple[str, str]
     """Keys without effect, and why."""
     if rollout.placement == "apart":
         return [(f"{prefix}.free_cache_engine", f"with {prefix}.placement=apart: the trainer is on other devices")]
-    return [(f"{prefix}.{leaf}", f"without {prefix}.placement=apart") for leaf in ("nnodes", "n_gpus_per_node")]
+    alone = [] if rollout.placement == "device" else [(f"{prefix}.max_restarts", f"with {prefix}.placement=process")]
+    return alone + [(f"{prefix}.{leaf}", f"without {prefix}.placement=apart") for leaf in ("nnodes", "n_gpus_per_node")]

@@ -6,7 +6,13 @@ from typing import Any, ClassVar
 from podium.trainer.config.algorithm import AlgorithmConfig
 from podium.trainer.config.reward import RewardFunctionConfig, RewardModelConfig
 from podium.trainer.config.rollout import RolloutConfig
-from podium.trainer.config.shared import ChatConfig, CheckpointConfig, ModelConfig, TrackingConfig
+from podium.trainer.config.shared import (
+    ChatConfig,
+    CheckpointConfig,
+    ModelConfig,
+    SupervisedDeadlinesConfig,
+    TrackingConfig,
+)
 from podium.trainer.config.training import ActorConfig, CriticConfig, RefConfig
 
 
@@ -65,6 +71,14 @@ class ActorRolloutRefConfig:
 
 
 @dataclass
+class PPODeadlinesConfig(SupervisedDeadlinesConfig):
+    generate_s: float | None = None
+    """Seconds for the responses of a batch."""
+    score_s: float | None = None
+    """Seconds for a reward model's scores of a batch."""
+
+
+@dataclass
 class TrainerConfig(CheckpointConfig, TrackingConfig):
     total_epochs: int = 1
     """Passes over the training data."""
@@ -82,7 +96,8 @@ class TrainerConfig(CheckpointConfig, TrackingConfig):
     """What a step does that breaks a rule of invariants/violated (ratio 1 on the first mini-batch, small gap between
     rollout and trainer, whole groups, nothing after the end of a response): warn | stop."""
     max_restarts: int = 0
-    """Times that the workers are started anew, from the last checkpoint, after one of them died or did not answer."""
+    """Times that the workers are started anew, from the last checkpoint, after one of them died or did not answer (a
+    rollout in processes of its own: rollout.max_restarts first)."""
     critic_warmup: int = 0
     """Iterations at the start that train only the critic."""
     val_before_train: bool = True
@@ -98,7 +113,8 @@ class TrainerConfig(CheckpointConfig, TrackingConfig):
     seed: int = 0
     """Seeds models, sampling and everything but the data order."""
     rpc_timeout_s: float = 1800.0
-    """Longest that one call to the workers may take before the run stops and names who is late."""
+    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
+    deadlines: PPODeadlinesConfig = field(default_factory=PPODeadlinesConfig)
 
 
 @dataclass

@@ -68,6 +68,9 @@ class RolloutConfig(GenerationConfig):
     """Machines, with placement=apart."""
     n_gpus_per_node: int | None = None
     """Ranks on each of those machines: GPUs, or processes on a CPU machine."""
+    max_restarts: int = 3
+    """Times in a run that it is started anew and given the weights, without losing the step, after one of its processes
+    died or did not answer (placement=device or apart; else they are the actor's, and trainer.max_restarts counts)."""
     free_cache_engine: bool = False
     """Give the rollout's memory back while the trainer works: the key-value cache, and the weights where new ones come
     before the next response. Taking it again costs some time in every step."""

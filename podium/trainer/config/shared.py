@@ -100,6 +100,28 @@ class TrackingConfig:
 
 
 @dataclass
+class DeadlinesConfig:
+    """The longest that calls to the workers may take, by what they do. What is null has trainer.rpc_timeout_s.
+
+    Other waits have keys of their own: a weight sync actor_rollout_ref.rollout.weight_sync.timeout_s, a reward function
+    reward_model.timeout_s, the step in hand after SIGTERM trainer.preempt_grace_s.
+    """
+
+    init_s: float | None = None
+    """Seconds to start the processes' roles, and again to load the models."""
+
+
+@dataclass
+class SupervisedDeadlinesConfig(DeadlinesConfig):
+    forward_s: float | None = None
+    """Seconds for a batch without gradients: log-probs, values, scores in validation."""
+    update_s: float | None = None
+    """Seconds for the optimizer steps of a batch."""
+    save_s: float | None = None
+    """Seconds to write a checkpoint or an export, or to read one."""
+
+
+@dataclass
 class ChatConfig:
     """How chat lists become text (docs/data.md)."""
 

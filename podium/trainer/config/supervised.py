@@ -10,6 +10,7 @@ from podium.trainer.config.shared import (
     MegatronConfig,
     ModelConfig,
     OptimConfig,
+    SupervisedDeadlinesConfig,
     TrackingConfig,
 )
 
@@ -53,7 +54,8 @@ class SupervisedTrainerConfig(CheckpointConfig, TrackingConfig):
     seed: int = 0
     """LoRA: draws the adapters."""
     rpc_timeout_s: float = 1800.0
-    """Longest that one call to the workers may take before the run stops and names who is late."""
+    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
+    deadlines: SupervisedDeadlinesConfig = field(default_factory=SupervisedDeadlinesConfig)
 
 
 @dataclass

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.deadlines import phase_of
+from podium.trainer.ppo.rollout_client import RolloutClient
 from podium.trainer.ppo.scoring import scored_rows
 from podium.utils.device import memory_used
 from podium.utils.torch_functional import masked_mean, masked_var
@@ -81,15 +83,19 @@ def update_metrics(role: str, updates: list[dict[str, float]]) -> dict[str, floa
     return metrics
 
 
-def memory_metrics(groups: Mapping[str, WorkerGroup]) -> dict[str, float]:
+def memory_metrics(groups: Mapping[str, WorkerGroup | RolloutClient]) -> dict[str, float]:
     """``perf/memory/ROLE/rss_gb`` of the process of each role, the largest of its ranks, and the driver's.
 
-    On CUDA ``device_gb`` too: the most that was allocated since the start. Roles that share a process say the same.
+    And ``perf/memory/ROLE/PHASE/peak_rss_gb``, the most that the process had while the role was at it. On CUDA
+    ``device_gb`` and ``peak_device_gb`` too. What a process has, all roles in it have.
     """
     metrics = {f"perf/memory/driver/{name}": value for name, value in memory_used().items() if name == "rss_gb"}
     for role, group in groups.items():
-        ranks = group.memory_used()
-        metrics.update((f"perf/memory/{role}/{name}", max(rank[name] for rank in ranks)) for name in ranks[0])
+        for rank in group.memory_used():
+            for name, value in rank.items():
+                method, _, what = name.rpartition("/")
+                key = f"perf/memory/{role}/{f'{phase_of(method)}/' if method else ''}{what}"
+                metrics[key] = max(value, metrics.get(key, 0.0))
     return metrics
 
 

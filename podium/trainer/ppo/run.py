@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from podium.protocol import ClassWithInitArgs, WorkerDied, WorkerGroup, WorkerTimeout
-from podium.trainer.blame import STACKS, blame
+from podium.trainer.blame import STACKS, blaming
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.launch import worker_groups
+from podium.trainer.out_of_memory import PPO_KEYS, naming_keys
 from podium.trainer.ppo.data import train_order
 from podium.trainer.ppo.dynamic_sampling import DynamicSampling
 from podium.trainer.ppo.model_reward import ModelReward
 from podium.trainer.ppo.plan import Plan
 from podium.trainer.ppo.reward_reader import Reader
+from podium.trainer.ppo.rollout_client import RolloutClient
 from podium.trainer.ppo.scoring import Scoring
 from podium.trainer.ppo.source import RolloutSource, SyncSource
 from podium.trainer.ppo.streaming import steps_at_once
@@ -87,6 +89,8 @@ class PPORun:
         with (
             worker_groups(trainer, self.device, self.roles, "ppo", rollout, run_dir / STACKS, own_pool) as groups,
             preemption(),
+            blaming(run_dir),
+            naming_keys(PPO_KEYS, "data.max_response_length"),
         ):
             for group in groups.values():
                 group.init_model()
@@ -104,13 +108,9 @@ class PPORun:
                 Checkpoints(run_dir, trainer, trained, self.plain) as checkpoints,
             ):
                 loop = self._loop(groups, tracking, checkpoints, preemption)
-                try:
-                    if resume is not None:
-                        loop.restore(resume)
-                    return loop.fit(last_step)
-                except WorkerTimeout as error:  # here, where the ranks that are late can still be asked
-                    error.add_note(f"what each rank is doing: {blame(run_dir, error)}")
-                    raise
+                if resume is not None:
+                    loop.restore(resume)
+                return loop.fit(last_step)
 
     def _loop(
         self, groups: dict[str, WorkerGroup], tracking: Tracking, checkpoints: Checkpoints, preemption: Preemption
@@ -122,14 +122,18 @@ class PPORun:
             model = build_model_reward(
                 config.reward_model, group, self.reader, self.tokenizer, run_dir, config.trainer.seed
             )
+        own = config.actor_rollout_ref.rollout
+        most = own.max_restarts if own.placement != "process" else 0
+        rollout = RolloutClient(groups["rollout"], most, Path(config.trainer.default_local_dir).expanduser())
         validator = None
         if self.val_set is not None:
-            validator = Validator(config, self.val_set, groups["rollout"], self.reward, self.tokenizer, model)
+            validator = Validator(config, self.val_set, rollout, self.reward, self.tokenizer, model)
         return PPOTrainer(
             config,
             self.plan,
             groups,
-            self._source(groups["rollout"], model, timer),
+            rollout,
+            self._source(rollout, model, timer),
             validator,
             self.tokenizer,
             tracking,
@@ -139,7 +143,7 @@ class PPORun:
             self.train_set.fingerprint(),
         )
 
-    def _source(self, rollout: WorkerGroup, model: ModelReward | None, timer: PhaseTimer) -> RolloutSource:
+    def _source(self, rollout: RolloutClient, model: ModelReward | None, timer: PhaseTimer) -> RolloutSource:
         config, data, scores = self.config, self.config.data, self.config.reward_model
         sampling = config.actor_rollout_ref.rollout
         source: RolloutSource = SyncSource(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from podium.protocol import DataProto, WorkerGroup
+from podium.trainer.ppo.rollout_client import RolloutClient
 from podium.trainer.ppo.scoring import Scoring, leave_out, scored_rows
 from podium.trainer.ppo.streaming import stream
 from podium.utils.dataset import PromptDataset, collate_prompts
@@ -53,7 +54,7 @@ class SyncSource:
         self,
         dataset: PromptDataset,
         loader: Sampler,
-        rollout: WorkerGroup,
+        rollout: RolloutClient,
         scoring: Scoring,
         timer: PhaseTimer,
         *,
@@ -135,7 +136,11 @@ def response_seeds(run_seed: int, stream: int, rows: int) -> torch.Tensor:
 
 
 def generate(
-    rollout: WorkerGroup, prompts: DataProto, sampling: Mapping[str, Any], seeds: torch.Tensor, min_version: int
+    rollout: RolloutClient | WorkerGroup,
+    prompts: DataProto,
+    sampling: Mapping[str, Any],
+    seeds: torch.Tensor,
+    min_version: int,
 ) -> DataProto:
     """`prompts` with their responses. Only what generation needs travels to the workers."""
     request = prompts.select(batch_keys=["prompts", "prompt_mask"], non_tensor_batch_keys=[])

@@ -22,6 +22,7 @@ from podium.trainer.ppo.metrics import (
     update_metrics,
 )
 from podium.trainer.ppo.plan import Plan
+from podium.trainer.ppo.rollout_client import RolloutClient
 from podium.trainer.ppo.rollout_correction import compute_rollout_correction
 from podium.trainer.ppo.sampling import pf_ppo_resample
 from podium.trainer.ppo.scoring import advantages_of_scored, scored_rows
@@ -43,6 +44,7 @@ class PPOTrainer:
 
     Args:
         groups: ``actor`` and ``rollout``, and ``critic`` and ``ref`` where the plan has them.
+        rollout: through which the rollout is called.
         fingerprint: of the training set; a checkpoint keeps it.
     """
 
@@ -51,6 +53,7 @@ class PPOTrainer:
         config: PPOConfig,
         plan: Plan,
         groups: dict[str, WorkerGroup],
+        rollout: RolloutClient,
         source: RolloutSource,
         validator: Validator | None,
         tokenizer: Any,
@@ -61,7 +64,9 @@ class PPOTrainer:
         fingerprint: str = "",
     ):
         self.config, self.plan = config, plan
-        self.actor, self.rollout = groups["actor"], groups["rollout"]
+        self.groups = groups
+        self.actor, self.rollout = groups["actor"], rollout
+        rollout.refeed = self.refeed
         self.critic, self.ref = groups.get("critic"), groups.get("ref")
         if plan.use_reference and plan.reference_is_base:
             self.ref = self.actor
@@ -76,10 +81,12 @@ class PPOTrainer:
         )
         self.checkpoints, self.preemption, self.fingerprint = checkpoints, preemption, fingerprint
         self.bad_steps = BadSteps(Path(config.trainer.default_local_dir), config.trainer.max_bad_steps)
-        self.invariants = Invariants(config)
+        self.invariants = Invariants(config, plan.actor_mini_rows)
         self.estimator = Estimator.named(config.algorithm.adv_estimator)
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.step, self.weight_version, self.metrics = 0, -1, {}  # type: int, int, dict[str, Any]
+        self.weights_since = -1
+        """The first version that had the rollout's weights."""
         self.weight_age = 0
         """Updates of the actor that the rollout's weights lack."""
         self.samples: list[list[Any]] = []
@@ -98,6 +105,7 @@ class PPOTrainer:
         while self.step < (last_step or self.plan.total_steps):
             self.begin_step()
             batch = next(self.source)
+            self.metrics.update({"training/weight_age": self.weight_age, "training/weight_version": self.weights_since})
             self.rest_rollout()
             with self.timer("old_log_prob"):
                 batch = self.add_old_log_probs(batch)
@@ -131,7 +139,7 @@ class PPOTrainer:
         self.step += 1
         self.timer.pop()  # the first sync came before any step
         self._began = time.perf_counter()
-        self.metrics = {"training/weight_age": self.weight_age}
+        self.metrics = {}
 
     @property
     def trains_actor(self) -> bool:
@@ -236,9 +244,18 @@ class PPOTrainer:
     def sync_weights(self) -> None:
         """Moves the actor's weights to the rollout under the next version, in one call."""
         with self.timer("weight_sync"):
-            self.weight_version, metrics = self.weights(self.weight_version, self.step)
+            self.weight_version, metrics = self.rollout.syncing(lambda: self.weights(self.weight_version, self.step))
         self.source.min_version, self.weight_age = self.weight_version, 0
+        self.weights_since = self.weight_version
         self.metrics.update(metrics)
+
+    def refeed(self) -> None:
+        """Gives a rollout that has been started anew the weights as they are now."""
+        since = self.weights_since if not self.weight_age else None
+        self.weights.reconnect()
+        self.sync_weights()
+        if since is not None:  # they are the ones it had
+            self.weights_since = since
 
     def validate(self) -> dict[str, float]:
         """Validates and logs; before the first step at once, later with the step's metrics."""
@@ -312,11 +329,12 @@ class PPOTrainer:
                 **self.metrics,
                 **batch.meta_info.get("metrics", {}),
                 **gaps,
-                **self.invariants(self.step, batch, {**self.metrics, **gaps}),
+                **self.invariants(self.step, batch, {**self.metrics, **batch.meta_info.get("metrics", {}), **gaps}),
                 **batch_metrics(batch, self.config.data.max_response_length),
                 **throughput_metrics(batch, seconds, self.plan.ranks),
                 **self.checkpoints.metrics(),
-                **memory_metrics({"actor": self.actor, "rollout": self.rollout}),
+                **({"perf/rollout_restarts": self.rollout.restarts} if self.rollout.restarts else {}),
+                **memory_metrics({**self.groups, "rollout": self.rollout}),
                 **self.timer.pop(),
                 "timing_s/step": seconds,
                 "training/global_step": self.step,

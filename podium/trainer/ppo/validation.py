@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from podium.protocol import DataProto, WorkerGroup
+from podium.protocol import DataProto
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.model_reward import ModelReward
+from podium.trainer.ppo.rollout_client import RolloutClient
 from podium.trainer.ppo.scoring import scored_rows
 from podium.trainer.ppo.source import generate, prompt_batch, response_seeds
 from podium.utils.dataset import PromptDataset
@@ -34,7 +35,7 @@ class Validator:
         self,
         config: PPOConfig,
         dataset: PromptDataset,
-        rollout: WorkerGroup,
+        rollout: RolloutClient,
         reward: RewardManager | None,
         tokenizer: Any,
         model: ModelReward | None = None,

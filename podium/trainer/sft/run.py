@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.protocol import ClassWithInitArgs
+from podium.trainer.blame import STACKS, blaming
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.launch import resolve_device, worker_groups
 from podium.trainer.layout import data_parallel_size, engine_name, offload_line
+from podium.trainer.out_of_memory import naming_keys
 from podium.trainer.preemption import Preemption
 from podium.trainer.resume import metrics_from, resume_run
 from podium.trainer.sft.loop import SupervisedTrainer
@@ -78,7 +80,12 @@ def run_supervised(
     if line := offload_line(name, config.strategy, config, device):
         print(f"plan  {line}", flush=True)
     preemption = Preemption(trainer.preempt_grace_s)
-    with worker_groups(trainer, device, {name: role}, name) as groups, preemption():
+    with (
+        worker_groups(trainer, device, {name: role}, name, stacks=run_dir / STACKS) as groups,
+        preemption(),
+        blaming(run_dir),
+        naming_keys({name: "data.micro_batch_size_per_gpu"}, _length_key(config.data)),
+    ):
         groups[name].init_model()
         with (
             Tracking(
@@ -98,3 +105,8 @@ def run_supervised(
             if resume is not None:
                 loop.restore(resume)
             return loop.fit()
+
+
+def _length_key(data: Any) -> str:
+    """The key of the tokens of a row."""
+    return "data.max_length" if getattr(data, "messages_key", None) else "data.max_response_length"

@@ -1,14 +1,13 @@
 """The training engine: the only thing that differs between FSDP and Megatron."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from podium.utils.errors import UserError
 from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
@@ -104,13 +103,17 @@ class TrainEngine(Offloadable):
         Returns on no rank before all have written.
         """
 
+    @abstractmethod
     def snapshot(self) -> Callable[[str], None]:
-        """A copy of what `save` writes, as a function that writes it and may be called on another thread.
+        """A copy of what `save` writes, as a function that writes it and may be called on another thread."""
 
-        Raises:
-            UserError: the engine cannot; ``trainer.async_save`` is not for it.
-        """
-        raise UserError(f"trainer.async_save=true: {type(self).__name__} saves while the run waits; remove it")
+    def random_state(self) -> dict[str, Any]:
+        """Random streams that the engine keeps beside the process's own, as plain values that JSON holds."""
+        return {}
+
+    def set_random_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `random_state` gave."""
+        assert not state, "there are no such streams"
 
     @abstractmethod
     def state_bytes(self) -> int:

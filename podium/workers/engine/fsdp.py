@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from podium.models.lora import ADAPTER_FOLDER, Adapter
 from podium.utils.checkpoint import write_synced
 from podium.utils.device import device, init_distributed
 from podium.utils.errors import UserError
+from podium.utils.out_of_memory import micro_batch_of
 from podium.utils.piece import Piece
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import (
@@ -111,10 +112,14 @@ class FSDPEngine(TrainEngine):
     def infer(self, batch: Tensors, micro_batch_size: int) -> Tensors:
         self._module.eval()
         with torch.no_grad():
-            parts = [self._forward(self._module, micro) for micro in _micro_batches(batch, micro_batch_size)]
+            parts = [self._infer(micro) for micro in _micro_batches(batch, micro_batch_size)]
         valid = batch["response_mask"].bool().to(device())
         whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: torch.where(valid, value, 0.0).cpu() for name, value in whole.items()}
+
+    def _infer(self, micro: Tensors) -> Tensors:
+        with micro_batch_of(partial(_size, micro)):
+            return self._forward(self._module, micro)
 
     @needs("params", "optimizer")
     def train(self, batch: Tensors, loss_fn: LossFn, micro_batch_size: int) -> dict[str, float]:
@@ -126,9 +131,10 @@ class FSDPEngine(TrainEngine):
             raise EmptyBatchError("no valid token in the mini-batch: no update was made")
         metrics: Tensors = {}
         for micro in _micro_batches(batch, micro_batch_size):
-            loss, part = loss_fn(self._forward(self._module, micro), micro, denominator)
-            # The loss is this rank's share of the mini-batch's and FSDP averages gradients: undo the average.
-            (loss * self._dp_size).backward()
+            with micro_batch_of(partial(_size, micro)):
+                loss, part = loss_fn(self._forward(self._module, micro), micro, denominator)
+                # The loss is this rank's share of the mini-batch's and FSDP averages gradients: undo the average.
+                (loss * self._dp_size).backward()
             accumulate(metrics, {**part, _LOSS: loss})
         norm = torch.nn.utils.clip_grad_norm_(self._module.parameters(), self._grad_clip)
         grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -319,6 +325,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _exactly(tensor: torch.Tensor) -> torch.Tensor:
     """Without the padding that gathering uneven shards leaves behind a tensor, and which safetensors refuses."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _size(micro: Tensors) -> tuple[int, int, int]:
+    """Rows, tokens, and the width of a row with padding."""
+    rows, width = micro["input_ids"].shape
+    return rows, int(micro["attention_mask"].sum()), width
 
 
 def _micro_batches(batch: Tensors, size: int) -> Iterator[Tensors]:

@@ -1,12 +1,12 @@
 """The Megatron engine: tensor, pipeline, context and expert parallel beside data parallel, on CUDA or CPU."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from transformers import GenerationConfig
 
 from podium.models.hf import causal_lm_architecture, load_hf_config, model_directory, write_hf
@@ -19,6 +19,7 @@ from podium.utils.device import device
 from podium.utils.errors import UserError
 from podium.utils.memory_buffer import FlatStage
 from podium.utils.piece import Piece
+from podium.utils.random_state import state_tensor, state_text
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine import megatron_checkpoint as checkpoint
 from podium.workers.engine.base import (
@@ -52,6 +53,7 @@ class MegatronEngine(TrainEngine):
 
     def __init__(self, model: ModelSpec, config: Any, training: Training | None = None):
         super().__init__()
+        self._writers: Any = None
         self._model, self._layout = model, MegatronLayout.from_config(config)
         self._dtype, self._pack = getattr(torch, config.dtype), config.use_remove_padding
         self._directory = model_directory(model.path)
@@ -149,7 +151,23 @@ class MegatronEngine(TrainEngine):
 
     @needs("params", "optimizer")
     def save(self, path: str) -> None:
-        checkpoint.save(path, self._modules, self._optimizer)
+        checkpoint.snapshot(self._modules, self._optimizer, copy=False)(path, None)
+
+    @needs("params", "optimizer")
+    def snapshot(self) -> Callable[[str], None]:
+        if self._writers is None:  # background writing meets in a group of its own, out of the way of the training's
+            self._writers = torch.distributed.new_group(backend="gloo")
+        write = checkpoint.snapshot(self._modules, self._optimizer)
+        return lambda path: write(path, self._writers)
+
+    def random_state(self) -> dict[str, Any]:
+        streams = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return {"layout": str(self._layout), "streams": {name: state_text(state) for name, state in streams.items()}}
+
+    def set_random_state(self, state: Mapping[str, Any]) -> None:
+        if state["layout"] == str(self._layout):  # those of a rank mean something in its own layout only
+            streams = {name: state_tensor(text) for name, text in state["streams"].items()}
+            tensor_parallel.get_cuda_rng_tracker().set_states(streams)
 
     def state_bytes(self) -> int:
         count = sum(parameter.numel() for module in self._modules for parameter in module.parameters())

@@ -11,6 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from podium.utils.device import device
+from podium.utils.out_of_memory import micro_batch_of
 from podium.utils.torch_functional import Denominator
 from podium.workers.engine.base import LossFn, Tensors, accumulate
 from podium.workers.engine.megatron_batch import MicroBatch, output_names, outputs_of
@@ -103,15 +104,22 @@ class Pipeline:
             return output, partial(finish, micro)
 
         rows, tokens = micros[0].input_ids.shape
-        return get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=[iter(micros) for _ in self._chunks],
-            model=self._chunks,
-            num_microbatches=len(micros),
-            seq_length=tokens,
-            micro_batch_size=rows,
-            **options,
-        )
+        with micro_batch_of(partial(_largest, micros)):
+            return get_forward_backward_func()(
+                forward_step_func=step,
+                data_iterator=[iter(micros) for _ in self._chunks],
+                model=self._chunks,
+                num_microbatches=len(micros),
+                seq_length=tokens,
+                micro_batch_size=rows,
+                **options,
+            )
+
+
+def _largest(micros: Sequence[MicroBatch]) -> tuple[int, int, int]:
+    """Rows, tokens, and the width of a row with padding, as they came, of the one with the most tokens."""
+    masks = max((micro.rows["attention_mask"] for micro in micros), key=lambda mask: int(mask.sum()))
+    return len(masks), int(masks.sum()), masks.shape[1]
 
 
 LOSS = "@loss"

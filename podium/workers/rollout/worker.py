@@ -22,6 +22,8 @@ from podium.protocol import (
 )
 from podium.utils.device import init_distributed, memory_used
 from podium.utils.errors import UserError
+from podium.utils.memory_ledger import LEDGER
+from podium.utils.out_of_memory import micro_batch_of
 from podium.workers.rollout.base import Output, Request, RolloutEngine, SamplingParams
 from podium.workers.rollout.open_batch import OpenBatch
 from podium.workers.weight_sync.role import Source, SyncRole
@@ -142,8 +144,8 @@ class RolloutWorker(SyncRole):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory_used(self) -> dict[str, float]:
-        """Of this process, see `podium.utils.device.memory_used`."""
-        return memory_used()
+        """Of this process (`podium.utils.device.memory_used`), and the peaks of each method since the last time."""
+        return memory_used() | LEDGER.pop(self.role)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(ROLLOUT_MESH))
     def generate_sequences(self, data: DataProto) -> DataProto:
@@ -155,7 +157,8 @@ class RolloutWorker(SyncRole):
 
         Returns:
             ``responses``, ``response_mask``, ``rollout_log_probs`` (B, R), ``input_ids``, ``attention_mask``,
-            ``position_ids`` (B, P + R); ``meta_info["eos_token_id"]``, the tokens that end a response.
+            ``position_ids`` (B, P + R), ``weight_versions`` (B, 2), the oldest and the newest that a response has
+            tokens of; ``meta_info["eos_token_id"]``, the tokens that end a response.
 
         Raises:
             StaleWeightsError: the engine holds older weights.
@@ -163,7 +166,8 @@ class RolloutWorker(SyncRole):
         assert data.batch is not None
         prompts, prompt_mask = data.batch["prompts"], data.batch["prompt_mask"].bool()
         requests = self._requests(data)
-        outputs = self.engine.generate(requests, data.meta_info["min_version"])
+        with micro_batch_of(partial(_size, requests, self._config.max_num_seqs)):
+            outputs = self.engine.generate(requests, data.meta_info["min_version"])
         return self._assemble(prompts, prompt_mask, [outputs[request.request_id] for request in requests])
 
     @register(dispatch_mode=make_nd_compute_dispatch_fn(ROLLOUT_MESH))
@@ -181,7 +185,9 @@ class RolloutWorker(SyncRole):
         assert data.batch is not None
         if DISPATCH_VALID in data.batch:
             data = data.select_idxs(data.batch[DISPATCH_VALID])
-        self._open, self._begun = OpenBatch(self.engine, self._requests(data), data.meta_info["min_version"]), data
+        requests = self._requests(data)
+        self._open, self._begun = OpenBatch(self.engine, requests, data.meta_info["min_version"]), data
+        self._begun_size = partial(_size, requests, self._config.max_num_seqs)
 
     @register(dispatch_mode=make_nd_compute_dispatch_fn(ROLLOUT_MESH))
     def finished_sequences(self, steps: int) -> tuple[DataProto | None, int]:
@@ -193,7 +199,8 @@ class RolloutWorker(SyncRole):
         """
         if self._open is None:  # a process that was started anew has nothing left
             return None, 0
-        finished = self._open.advance(steps)
+        with micro_batch_of(self._begun_size):
+            finished = self._open.advance(steps)
         if not finished:
             return None, self._open.unfinished
         assert self._begun.batch is not None
@@ -224,6 +231,7 @@ class RolloutWorker(SyncRole):
         responses = torch.full((rows, width), self._pad, dtype=torch.int64)
         response_mask = torch.zeros(rows, width, dtype=torch.bool)
         log_probs = torch.zeros(rows, width)
+        versions = [(min(output.weight_versions), max(output.weight_versions)) for output in outputs]
         for row, output in enumerate(outputs):
             count = len(output.token_ids)
             responses[row, :count] = torch.tensor(output.token_ids, dtype=torch.int64)
@@ -235,9 +243,16 @@ class RolloutWorker(SyncRole):
                 "responses": responses,
                 "response_mask": response_mask,
                 "rollout_log_probs": log_probs,
+                "weight_versions": torch.tensor(versions),
                 "input_ids": torch.cat([prompts, responses], dim=1),
                 "attention_mask": attention_mask,
                 "position_ids": (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0),
             },
             meta_info={"eos_token_id": list(self._stop)},
         )
+
+
+def _size(requests: list[Request], most: int) -> tuple[int, int, int]:
+    """Rows that are decoded together, their tokens and longest row at the end: at most that is in memory."""
+    lengths = sorted((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), reverse=True)[:most]
+    return len(lengths), sum(lengths), lengths[0]

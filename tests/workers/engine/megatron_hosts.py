@@ -4,6 +4,7 @@ import gc
 from typing import Any
 
 import torch
+from megatron.core import tensor_parallel
 
 from podium.models.megatron import parallel
 from podium.models.megatron.parallel import MegatronLayout
@@ -129,6 +130,28 @@ class MegatronHost(EngineRole):
     @register(Dispatch.ONE_TO_ALL)
     def save(self, path: str) -> None:
         self.engine.save(path)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def take_snapshot(self) -> None:
+        self.write = self.engine.snapshot()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def write_snapshot(self, path: str) -> None:
+        self.write(path)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def random_state(self) -> dict[str, Any]:
+        return self.engine.random_state()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def draw(self) -> None:
+        """Moves the random stream of this rank's dropout on."""
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            torch.rand(3)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def set_random_state(self, states: list[dict[str, Any]]) -> None:
+        self.engine.set_random_state(states[self.rank])
 
     @register(Dispatch.ONE_TO_ALL)
     def load(self, path: str) -> None:
