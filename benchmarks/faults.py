@@ -1,6 +1,6 @@
 """A campaign of seeded faults against small runs: what survives, what is lost, and how soon it is noticed.
 
-    python benchmarks/faults.py [--seed 0] [--share 1.0] [--out faults.md]
+    python benchmarks/faults.py [--seed 0] [--share 1.0] [--only TEXT] [--out faults.md]
 
 Every fault is real: processes are killed or stopped at random times, files are truncated, bits are flipped, a small
 disk is filled (which needs the right to mount a tmpfs; without it those are left out, and that is said). A fault is
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -25,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,20 @@ from podium.utils.errors import UserError  # noqa: E402
 from tests.e2e.commands import PPO, Preloaded, Result  # noqa: E402
 from tests.e2e.killed import PLACES  # noqa: E402
 from tests.e2e.test_resume import computed, weights  # noqa: E402
+from tests.e2e.test_rollout_death import VERSIONS  # noqa: E402
 from tests.small_task import SmallTask, make_small_task  # noqa: E402
 
 STEPS = 6
+ROLLOUT = "actor_rollout_ref__rollout__"
+SETUPS: dict[str, dict[str, object]] = {
+    "one": {},
+    "two": {"trainer__n_gpus_per_node": 2},
+    "ray": {"trainer__backend": "ray", f"{ROLLOUT}placement": "device"},
+    "ray two": {"trainer__backend": "ray", "trainer__n_gpus_per_node": 2},
+    "vllm": {f"{ROLLOUT}name": "vllm", f"{ROLLOUT}placement": "device"},
+    "ray vllm": {"trainer__backend": "ray", f"{ROLLOUT}name": "vllm", f"{ROLLOUT}placement": "device"},
+}
+"""Keys of each kind of run."""
 KILLED, FAILING = (ROOT / "tests" / "e2e" / name for name in ("killed.py", "failing.py"))
 
 
@@ -67,17 +80,16 @@ class Campaign:
     command: Preloaded
     task: SmallTask
     runs: int = 0
-    straight: dict[int, Path] = field(default_factory=dict)
+    straight: dict[str, Path] = field(default_factory=dict)
 
-    def argv(self, run_dir: Path, ranks: int = 1, **changes: object) -> list[str]:
+    def argv(self, run_dir: Path, setup: str = "one", **changes: object) -> list[str]:
         keys: dict[str, object] = {
             "trainer__total_training_steps": STEPS,
             "trainer__save_freq": 1,
-            "trainer__n_gpus_per_node": ranks,
             "trainer__plugins": f"[{KILLED},{FAILING}]",
             "actor_rollout_ref__actor__policy_loss__loss_mode": "failing",
         }
-        return self.task.ppo(run_dir, **(keys | changes))
+        return self.task.ppo(run_dir, **(keys | SETUPS[setup] | changes))
 
     def start(self, argv: list[str], **options: Any) -> Result:
         return self.command(PPO, argv, timeout_s=options.pop("timeout_s", 400.0), **options)
@@ -86,29 +98,34 @@ class Campaign:
         self.runs += 1
         return self.folder / f"run{self.runs}"
 
-    def untouched(self, ranks: int = 1) -> Path:
+    def untouched(self, setup: str = "one") -> Path:
         """A run that nothing happens to; made once."""
-        if ranks not in self.straight:
+        if setup not in self.straight:
             run_dir = self.fresh()
-            result = self.start(self.argv(run_dir, ranks))
+            result = self.start(self.argv(run_dir, setup))
             assert result.code == 0, str(result)
-            self.straight[ranks] = run_dir
-        return self.straight[ranks]
+            self.straight[setup] = run_dir
+        return self.straight[setup]
 
-    def is_same(self, run_dir: Path, ranks: int = 1) -> str:
+    def is_same(self, run_dir: Path, setup: str = "one") -> str:
         """Empty if the run ended as the untouched one did; else what differs."""
-        straight = self.untouched(ranks)
-        if computed(run_dir) != computed(straight):
+        straight = self.untouched(setup)
+        if [but_version(row) for row in computed(run_dir)] != [but_version(row) for row in computed(straight)]:
             return "metrics differ"
         return "" if weights(run_dir) == weights(straight) else "weights differ"
 
-    def finish(self, run_dir: Path, outcomes: list[Outcome], ranks: int = 1, **changes: object) -> list[Outcome]:
+    def finish(self, run_dir: Path, outcomes: list[Outcome], **changes: object) -> list[Outcome]:
         """Runs to the end; where that is not the end of the untouched run, none of the faults before was survived."""
-        result = self.start(self.argv(run_dir, ranks, **changes))
-        why = f"exit code {result.code}: {result.err[-300:]}" if result.code != 0 else self.is_same(run_dir, ranks)
+        result = self.start(self.argv(run_dir, **changes))
+        why = f"exit code {result.code}: {result.err[-300:]}" if result.code != 0 else self.is_same(run_dir)
         for outcome in outcomes:
             outcome.survived, outcome.why = outcome.survived and not why, outcome.why or why
         return outcomes
+
+
+def but_version(row: dict[str, Any]) -> dict[str, Any]:
+    """A step without the number of its weights: a rollout that is fed again gets one more."""
+    return {name: value for name, value in row.items() if name not in VERSIONS}
 
 
 def interrupted(campaign: Campaign, count: int, number: int) -> Iterator[Outcome]:
@@ -155,32 +172,39 @@ def in_the_save(campaign: Campaign, count: int) -> Iterator[Outcome]:
         yield from campaign.finish(run_dir, outcomes)
 
 
-def rank_lost(campaign: Campaign, count: int, number: int) -> Iterator[Outcome]:
-    """One of two ranks is killed or stopped at a random time; the workers are started anew."""
+def worker_lost(campaign: Campaign, count: int, number: int, setup: str, who: str) -> Iterator[Outcome]:
+    """A worker is killed or stopped at a random time after the first step; it, or all of them, are started anew.
+
+    Args:
+        who: a role of its process, and its rank.
+    """
     for _ in range(count):
         run_dir, noticed = campaign.fresh(), [0.0]
-        changes = {"trainer__max_restarts": 2, "trainer__rpc_timeout_s": 60}
-        campaign.untouched(2)
-        delay = campaign.rng.uniform(4.0, 12.0)
-        hit = threading.Thread(target=_hit, args=(campaign, run_dir, number, delay, noticed), daemon=True)
+        changes = {"trainer__max_restarts": 2, "trainer__rpc_timeout_s": 60, f"{ROLLOUT}weight_sync__timeout_s": 60}
+        campaign.untouched(setup)
+        hit = threading.Thread(target=_hit, args=(campaign, run_dir, number, who, noticed), daemon=True)
         hit.start()
-        result = campaign.start(campaign.argv(run_dir, 2, **changes), timeout_s=400)
+        result = campaign.start(campaign.argv(run_dir, setup, **changes), timeout_s=600)
         hit.join(5.0)
-        why = f"exit code {result.code}: {result.err[-300:]}" if result.code != 0 else campaign.is_same(run_dir, 2)
+        why = f"exit code {result.code}: {result.err[-300:]}" if result.code != 0 else campaign.is_same(run_dir, setup)
+        why = why or ("" if noticed[0] else "nothing was hit")
         yield Outcome(not why and not result.left, noticed[0] or None, left=len(result.left), why=why)
 
 
-def _hit(campaign: Campaign, run_dir: Path, number: int, delay: float, noticed: list[float]) -> None:
-    while not (files := list((run_dir / STACKS).glob("rank_1_pid_*.txt"))):
-        time.sleep(0.1)
-    time.sleep(delay)
-    pid = int(files[0].stem.rsplit("_", 1)[1])
+def _hit(campaign: Campaign, run_dir: Path, number: int, who: str, noticed: list[float]) -> None:
+    lines = run_dir / "metrics.jsonl"
+    while not lines.exists() or lines.read_text().count("\n") < 2:  # the first is of the validation before training
+        time.sleep(0.05)
+    time.sleep(campaign.rng.uniform(0.0, 2.0))
+    role, rank = who.split(" ", 1)
+    doing = {path: path.read_text() for path in (run_dir / STACKS).glob("*.doing")}
+    [pid] = [int(p.stem.rsplit("_", 1)[1]) for p, text in doing.items() if role in text and f" {rank}\t" in text]
     with contextlib.suppress(ProcessLookupError):  # the run was done before
         os.kill(pid, number)
         began = time.monotonic()
-        while time.monotonic() - began < 120:
+        while time.monotonic() - began < 150:
             newest = max(campaign.folder.glob("*.err"), key=lambda path: path.stat().st_mtime)
-            if "restart 1 of" in newest.read_text():
+            if re.search("restart 1 of|started anew", newest.read_text()):
                 noticed[0] = time.monotonic() - began
                 return
             time.sleep(0.05)
@@ -284,8 +308,22 @@ FAULTS: list[tuple[str, int, Callable[[Campaign, int], Iterator[Outcome]]]] = [
     ("disk full", 3, disk_full),
     ("loss of an update NaN", 3, not_finite),
     ("reward function fails on samples", 3, reward_faults),
-    ("one rank of two killed (SIGKILL)", 3, lambda c, n: rank_lost(c, n, signal.SIGKILL)),
-    ("one rank of two stopped (SIGSTOP), deadline 60 s", 1, lambda c, n: rank_lost(c, n, signal.SIGSTOP)),
+    *(
+        (f"{setup}: {who} {what}", count, partial(worker_lost, number=number, setup=setup, who=who))
+        for setup, who, what, number, count in (
+            ("two", "actor rank 1", "killed", signal.SIGKILL, 3),
+            ("two", "actor rank 1", "stopped, deadline 60 s", signal.SIGSTOP, 1),
+            ("ray", "actor rank 0", "killed", signal.SIGKILL, 2),
+            ("ray", "rollout rank 0", "killed", signal.SIGKILL, 2),
+            ("ray", "rollout rank 0", "stopped, deadline 60 s", signal.SIGSTOP, 1),
+            ("ray two", "actor rank 1", "killed", signal.SIGKILL, 1),
+            ("ray two", "actor rank 1", "stopped, deadline 60 s", signal.SIGSTOP, 1),
+            ("vllm", "rollout rank 0", "killed", signal.SIGKILL, 2),
+            ("vllm", "rollout rank 0", "stopped, deadline 60 s", signal.SIGSTOP, 1),
+            ("ray vllm", "actor rank 0", "killed", signal.SIGKILL, 1),
+            ("ray vllm", "rollout rank 0", "killed", signal.SIGKILL, 2),
+        )
+    ),
 ]
 
 
@@ -302,6 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of each kind of fault")
+    parser.add_argument("--only", default="", help="kinds of fault whose name has this text")
     parser.add_argument("--out", type=Path, help="file for the table")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -311,6 +350,8 @@ def main() -> None:
         whole: list[Outcome] = []
         try:
             for kind, count, inject in FAULTS:
+                if args.only not in kind:
+                    continue
                 outcomes = []
                 for outcome in inject(campaign, max(1, round(count * args.share))):
                     outcomes.append(outcome)
