@@ -109,9 +109,7 @@ def test_a_rollout_that_does_not_answer_is_started_anew(command: Preloaded, task
     finished(command(PPO, task.ppo(straight, **changes)))
     argv = task.ppo(run_dir, **changes)
     said = disturbed(command, argv, run_dir, "_sequences", signal.SIGSTOP)
-    assert (
-        "rollout.generate_sequences did not finish within 20 s; no answer yet from rank(s) 0 (phase generate; " in said
-    )
+    assert "sequences did not finish within 20 s; no answer yet from rank(s) 0 (phase generate; " in said
     assert "raise trainer.deadlines.generate_s" in said
     assert "rollout rank 0" in (run_dir / "blame.txt").read_text()
     same_but_for_the_version(straight, run_dir)
