@@ -27,11 +27,16 @@ class LoRA:
 
     rank: int
     alpha: int
-    """The product counts ``alpha / rank`` times."""
+    """The product counts ``alpha / rank`` times, see `scale`."""
     targets: tuple[str, ...] | None = None
     """Names of linear layers, or ends of names; None: all but the head over the vocabulary."""
     seed: int = 0
     """Draws the A of each layer; every B starts at 0."""
+
+    @property
+    def scale(self) -> float:
+        """Of the product of an adapter's matrices."""
+        return self.alpha / self.rank
 
     @classmethod
     def from_config(cls, model: Any, seed: int, key: str = "model") -> "LoRA | None":
@@ -165,10 +170,9 @@ class Adapter:
 
     def _merge(self, weight: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """``W + scale B A``, a shard of rows from the same rows of W and B."""
-        scale = self._lora.alpha / self._lora.rank
         columns = a.full_tensor() if isinstance(a, DTensor) else a
         rows = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (weight, b)]
-        local = torch.addmm(rows[0].float(), rows[1].float(), columns.float(), alpha=scale).to(weight.dtype)
+        local = torch.addmm(rows[0].float(), rows[1].float(), columns.float(), alpha=self._lora.scale).to(weight.dtype)
         if not isinstance(weight, DTensor):
             return local
         mesh, placements = weight.device_mesh, weight.placements
@@ -188,7 +192,7 @@ class Adapter:
         """``LAYER.lora_A.weight`` and ``LAYER.lora_B.weight``, with the scale in B: their product is added to W."""
         for name, parameter in self.parameters():
             if _A in name or _B in name:
-                factor = parameter if _A in name else parameter * (self._lora.alpha / self._lora.rank)
+                factor = parameter if _A in name else parameter * self._lora.scale
                 yield name.replace(".default.", "."), factor
 
     def save(self, path: Path, tensors: Mapping[str, torch.Tensor], base: str) -> None:

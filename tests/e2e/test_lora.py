@@ -59,6 +59,9 @@ def test_ppo(command: Preloaded, task: SmallTask, tmp_path: Path, changes: dict[
     assert rows[1]["actor/reward_kl_penalty"] != 0.0
     assert all(row["weight_sync/verified_buckets"] > 0 for row in rows)
 
+    whole = sum(parameter.nbytes for parameter in tensors(task.model).values())
+    assert all((row["weight_sync/bytes"] < whole * ranks / 8) == (ADAPTER_ONLY in changes) for row in rows)
+
     merged = tensors(run_dir / "export")
     assert difference(merged, tensors(task.model)) > 1e-3
     base = AutoModelForCausalLM.from_pretrained(task.model)
