@@ -29,6 +29,8 @@ INSTEAD = {
     "do_sample": "use temperature (0 is greedy)",
     "ray_wait_register_center_timeout": "use trainer.rpc_timeout_s",
     "balance_batch": "not needed: the result does not depend on which rank has which rows",
+    "input_tokenizer": "not needed: a reward model with another tokenizer than the policy's reads the text",
+    "launch_reward_fn_async": "not needed: responses are scored while others are still being generated",
     "default_hdfs_dir": "not offered: checkpoints go to trainer.default_local_dir",
     "rollout_data_dir": "not offered; validation samples are kept in val_samples.jsonl of the run directory",
     "ray_init": "set RAY_ADDRESS to join a cluster",
