@@ -57,9 +57,14 @@ stage "reward model"
     trainer.backend=local \
     trainer.default_local_dir="$RUNS/rm"
 
-# The KL holds the policy where the reward model has seen responses: beyond, it can be fooled.
+# The KL holds the policy where the reward model has seen responses: beyond, it can be fooled. It has seen none that does
+# not end: a seventh digit in place of the end would score higher than any answer, so length costs more than that gains.
 stage "PPO against the reward model"
 "$PYTHON" -m podium.trainer.main_ppo "${COMMON[@]}" \
+    data.max_response_length=8 \
+    reward_model.overlong_buffer.enable=true \
+    reward_model.overlong_buffer.len=1 \
+    reward_model.overlong_buffer.penalty_factor=10 \
     data.train_batch_size=256 \
     data.seed=$((SEED + 1)) \
     actor_rollout_ref.actor.optim.lr=6e-4 \
