@@ -13,7 +13,7 @@ from podium.workers.weight_sync.checksum import same_bits, tensor_checksum
 from podium.workers.weight_sync.plan import Message, ReshardPlan
 from podium.workers.weight_sync.stream import Part
 
-_ALONE = 128 << 10
+_ALONE = 512 << 10
 """Bytes of a part from which on it is worth a message of its own: then it need not be packed."""
 
 
@@ -29,6 +29,8 @@ class Views:
         """The view of `part`, which lies within one piece."""
         starts, stops = part.span
         for piece in self._pieces[part.name]:
+            if part.span == (piece.starts, piece.stops):
+                return piece.tensor
             inside = all(a >= b for a, b in zip(starts, piece.starts, strict=True))
             if inside and all(a <= b for a, b in zip(stops, piece.stops, strict=True)):
                 view = piece.tensor

@@ -8,8 +8,6 @@ import pytest
 
 from tests.workers.weight_sync.transport.stage import Stage
 
-pytestmark = pytest.mark.slow
-
 DEADLINE_S = 10.0
 APART = ("ipc", "cpu", "sharded", "broadcast")
 TOGETHER = ("colocated", "memory_buffer")
@@ -59,6 +57,7 @@ def test_a_sender_is_killed(stage: Stage, is_complete_first: bool):
     stage.assert_whole_or_refused(old, outcome, whole=is_complete_first)
 
 
+@pytest.mark.slow
 def test_a_receiver_is_killed(stage: Stage):
     old, new = stage.version, stage.next_version
     stage.engines[1]("die_when", "receives")
@@ -73,6 +72,7 @@ def test_a_receiver_is_killed(stage: Stage):
         assert stage.engines[0]("held")[0] == new
 
 
+@pytest.mark.slow
 def test_a_bit_flips(stage: Stage, is_complete_first: bool):
     old, new = stage.version, stage.next_version
     stage.remotes[0]("flip_a_bit")
@@ -83,10 +83,12 @@ def test_a_bit_flips(stage: Stage, is_complete_first: bool):
     stage.assert_whole_or_refused(old, outcome, whole=is_complete_first)
 
 
+@pytest.mark.slow
 def test_a_version_is_skipped(stage: Stage):
     stage.synced(stage.version + 3)
 
 
+@pytest.mark.slow
 def test_another_version_than_was_asked_for(stage: Stage):
     old, new = stage.version, stage.next_version
     outcome = stage.sync(new, received_as=new + 1)
@@ -95,6 +97,7 @@ def test_another_version_than_was_asked_for(stage: Stage):
     stage.assert_whole_or_refused(old, outcome, whole=True)
 
 
+@pytest.mark.slow
 def test_shared_memory_is_full(stage: Stage):
     if stage.transport != "cpu":
         pytest.skip(f"{stage.transport} allocates none for a version")

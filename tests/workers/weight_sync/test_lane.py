@@ -6,7 +6,7 @@ from podium.utils.piece import Piece
 from podium.workers.weight_sync.lane import Bucket, Views
 from podium.workers.weight_sync.stream import Part
 
-LARGE, SMALL = 300, 7  # rows of 256 columns of float32
+LARGE, SMALL = 600, 7  # rows of 256 columns of float32
 
 
 def part(name: str, rows: int, first: int = 0) -> Part:

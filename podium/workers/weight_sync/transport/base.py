@@ -231,24 +231,31 @@ class Sync:
         """Where the messages of `lend` are to be received: in the engine, where it holds them as they travel."""
         assert self.link.engine is not None
         self.link.engine.overwrite()
-        rooms = _rooms(lane.buckets[index], buffer)
-        lying = [(message.in_place(self._destination), room) for message, room in rooms]
-        return [room if place is None else place for place, room in lying]
+        places = list[torch.Tensor]()
+        for message, room in _rooms(lane.buckets[index], buffer):
+            lying = message.in_place(self._destination)
+            places.append(room if lying is None else lying)
+        return places
 
-    def settle(self, lane: Lane, index: int, buffer: torch.Tensor, expected: int) -> None:
-        """Writes what has arrived elsewhere into the engine, and compares what that holds with the sender's checksum.
+    def settle(
+        self, lane: Lane, index: int, buffer: torch.Tensor, places: Sequence[torch.Tensor], expected: int
+    ) -> None:
+        """Writes what has arrived in `buffer` into the engine, and compares what that holds with the sender's checksum.
+
+        Args:
+            places: from `expect`.
 
         Raises:
             WeightSyncError: they differ.
         """
         bucket, is_verified, checksums = lane.buckets[index], self.is_verified(index, len(lane.buckets)), list[int]()
-        for message, room in _rooms(bucket, buffer):
-            lying = message.in_place(self._destination)
-            if lying is None:
+        for (message, room), place in zip(_rooms(bucket, buffer), places, strict=True):
+            is_there = place.data_ptr() != room.data_ptr()
+            if not is_there:
                 message.unpack(room, self._destination)
             if is_verified:
                 with self.verifying():
-                    checksums.append(self._checksum(message) if lying is None else tensor_checksum(lying))
+                    checksums.append(tensor_checksum(place) if is_there else self._checksum(message))
         self.report.buckets += 1
         self.report.bytes_received += bucket.nbytes
         if is_verified:

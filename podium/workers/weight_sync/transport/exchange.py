@@ -26,6 +26,7 @@ class Frame:
     def __init__(self, lane: Lane, memory: torch.Tensor | None = None):
         self._lane = lane
         self._memory = make_buffer(self.nbytes(lane)) if memory is None else memory
+        self._places: list[torch.Tensor] = []
 
     @staticmethod
     def nbytes(lane: Lane) -> int:
@@ -57,7 +58,8 @@ class Frame:
 
     def expect(self, sync: Sync, index: int) -> list[torch.Tensor]:
         """Where such messages are to be received."""
-        return self._with_signature(index, sync.expect(self._lane, index, self.part(index)))
+        self._places = sync.expect(self._lane, index, self.part(index))
+        return self._with_signature(index, self._places)
 
     def settle(self, sync: Sync, index: int) -> None:
         """Writes to the engine what was not received there.
@@ -65,7 +67,8 @@ class Frame:
         Raises:
             WeightSyncError: it is of another version; the engine does not hold what was sent.
         """
-        sync.settle(self._lane, index, self.part(index), self._signed(sync, index))
+        places, self._places = self._places, []
+        sync.settle(self._lane, index, self.part(index), places, self._signed(sync, index))
 
     def _with_signature(self, index: int, messages: list[torch.Tensor]) -> list[torch.Tensor]:
         """The last message is the rest of the bucket, which lies before the signature."""

@@ -305,13 +305,14 @@ class Stage:
             remote.result()
 
     def sync(self, version: int, received_as: int | None = None) -> Outcome:
-        """Trains to a version, and syncs it; `received_as` is what the last engine is told that it is."""
+        """Trains to a version, and syncs it; `received_as` is what those that only receive, or else the last engine,
+        are told that it is."""
         self._tried = max(version, received_as or version)
         for remote in self.remotes:
             remote("train", version)
         for remote in self.remotes:
-            is_told = received_as is not None and remote is self.engines[-1]
-            remote.start("sync", received_as if is_told else version)
+            receives = remote.args[1] is None or remote is self.engines[-1]
+            remote.start("sync", received_as if receives and received_as is not None else version)
         outcome = Outcome({}, {}, [])
         for remote in self.remotes:
             label = remote.args[0]

@@ -103,7 +103,7 @@ def test_trained_weights_arrive(ends: tuple[WorkerGroup, WorkerGroup], model_dir
 def test_large_tensors_arrive_where_they_belong(ends: tuple[WorkerGroup, WorkerGroup], tmp_path: Path, dtype: str):
     """Sent from the trainer's memory, where no cast is needed, and received in the engine's."""
     actor, rollout = ends
-    path = save_tiny("qwen3", tmp_path, hidden_size=256, intermediate_size=640)
+    path = save_tiny("qwen3", tmp_path, hidden_size=256, intermediate_size=1280)
     actor.build(path)
     rollout.build_rollout("hf", path, dtype)
     connect_groups([actor, rollout], "broadcast", SyncSettings(bucket_bytes=1 << 20, timeout_s=30))
