@@ -2,8 +2,9 @@
 
     python examples/judge/make_verdicts.py PAIRS --out FOLDER
 
-PAIRS is what examples/rlhf/make_pairs.py wrote. The judge is shown a prompt with its answer, "291417=112479:", and says
-1 (right) or 0. Writes train.parquet and val.parquet: prompt, response; as many right ones as wrong ones.
+PAIRS is what examples/rlhf/make_pairs.py wrote. The judge is shown a prompt with a response and the right answer,
+"291417=112497:112479?", and says 1 (right) or 0. Writes train.parquet and val.parquet: prompt, response; as many right
+ones as wrong ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in ("train", "val"):
         rows = [
-            {"prompt": f"{pair['prompt']}{pair[side]}:", "response": verdict}
+            {"prompt": f"{pair['prompt']}{pair[side]}:{pair['chosen']}?", "response": verdict}
             for pair in pq.read_table(args.pairs / f"{name}.parquet").to_pylist()
             for side, verdict in (("chosen", "1"), ("rejected", "0"))
         ]
