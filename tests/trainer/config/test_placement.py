@@ -37,6 +37,7 @@ def test_ranks_of_the_rollout():
         ((*APART, f"{ROLLOUT}weight_sync.transport=colocated"), "placement=apart: use auto or ipc or broadcast"),
         ((f"{ROLLOUT}weight_sync.transport=ipc",), "placement=process: use auto or colocated or memory_buffer"),
         ((f"{ROLLOUT}weight_sync.transport=memory_buffer",), "actor_rollout_ref.actor.strategy is fsdp: use auto or"),
+        ((*APART, f"{ROLLOUT}free_cache_engine=true"), "free_cache_engine has no effect with"),
         ((f"{ROLLOUT}weight_sync.bucket_megabytes=0",), "expected at least 1"),
     ],
 )
