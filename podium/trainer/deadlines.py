@@ -43,9 +43,9 @@ def call_deadlines(trainer: Any, rollout: Any = None) -> dict[str, Deadline]:
 
 
 def phase_of(method: str) -> str:
-    """What the workers do in a method; its own name where the phases have none for it."""
+    """What the workers do in a method; empty for one that is over at once."""
     phases = [phase for phase, methods in _METHODS.items() if method in methods]
-    return phases[-1] if phases else "sync" if method in _SYNC else method
+    return phases[-1] if phases else "sync" if method in _SYNC else ""
 
 
 def longest(trainer: Any, deadlines: dict[str, Deadline]) -> float:

@@ -36,7 +36,7 @@ def naming_keys(size_keys: Mapping[str, str], length_key: str) -> Iterator[None]
         if error.out_of_memory is None:
             raise
         key = size_keys.get(f"{error.role}.{error.method}") or size_keys.get(error.role)
-        phase = phase_of(error.method)
+        phase = phase_of(error.method) or error.method
         if phase == "init" or key is None:
             hint = "more ranks (trainer.n_gpus_per_node), a smaller model or bfloat16 take less on each"
         else:

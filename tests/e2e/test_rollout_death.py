@@ -19,7 +19,7 @@ from tests.small_task import SmallTask
 
 ROLLOUT = "actor_rollout_ref__rollout__"
 COMMON: dict[str, Any] = {"trainer__total_training_steps": 4}
-VERSIONS = ("weight_sync/version",)
+VERSIONS = ("weight_sync/version", "training/weight_version")
 ALONE: dict[str, dict[str, Any]] = {
     "device": {f"{ROLLOUT}placement": "device"},
     "apart": {f"{ROLLOUT}placement": "apart", f"{ROLLOUT}n_gpus_per_node": 1},

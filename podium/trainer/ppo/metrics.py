@@ -94,7 +94,10 @@ def memory_metrics(groups: Mapping[str, WorkerGroup | RolloutClient]) -> dict[st
         for rank in group.memory_used():
             for name, value in rank.items():
                 method, _, what = name.rpartition("/")
-                key = f"perf/memory/{role}/{f'{phase_of(method)}/' if method else ''}{what}"
+                phase = phase_of(method) if method else ""
+                if method and not phase:  # nothing that takes memory
+                    continue
+                key = "/".join(filter(None, ("perf/memory", role, phase, what)))
                 metrics[key] = max(value, metrics.get(key, 0.0))
     return metrics
 
