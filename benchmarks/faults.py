@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from podium.trainer.blame import STACKS  # noqa: E402
-from podium.trainer.config.sft import SFTTrainerConfig  # noqa: E402
+from podium.trainer.config.supervised import SupervisedTrainerConfig  # noqa: E402
 from podium.trainer.resume import find_resume  # noqa: E402
 from podium.utils.checkpoint import marked  # noqa: E402
 from podium.utils.errors import UserError  # noqa: E402
@@ -220,7 +220,7 @@ def damaged(campaign: Campaign, count: int, damage: Callable[[random.Random, byt
         file.write_bytes(damage(campaign.rng, file.read_bytes()))
         began, why = time.perf_counter(), ""
         try:
-            resume = find_resume(SFTTrainerConfig(default_local_dir=str(run_dir)))
+            resume = find_resume(SupervisedTrainerConfig(default_local_dir=str(run_dir)))
             step = resume.step if resume is not None else 0
         except UserError as error:
             step, why = 0, str(error)
