@@ -10,15 +10,16 @@ from tests.e2e.test_resume import ACTOR, finished, refused, tensor_data
 from tests.small_task import SmallTask
 
 WAYS = [
-    ("fsdp", 1),
-    pytest.param("fsdp", 2, marks=pytest.mark.slow),
-    pytest.param("megatron", 2, marks=pytest.mark.slow),
+    ("fsdp", 1, {}),
+    pytest.param("fsdp", 2, {}, marks=pytest.mark.slow),
+    pytest.param("megatron", 2, {f"{ACTOR}megatron__tensor_model_parallel_size": 2}, marks=pytest.mark.slow),
+    pytest.param("megatron", 2, {f"{ACTOR}megatron__pipeline_model_parallel_size": 2}, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), WAYS)
+@pytest.mark.parametrize(("strategy", "ranks", "layout"), WAYS)
 def test_a_checkpoint_becomes_an_ordinary_directory(
-    command: Preloaded, task: SmallTask, tmp_path: Path, strategy: str, ranks: int
+    command: Preloaded, task: SmallTask, tmp_path: Path, strategy: str, ranks: int, layout: dict[str, int]
 ):
     run_dir = tmp_path / "run"
     changes = {
@@ -28,9 +29,8 @@ def test_a_checkpoint_becomes_an_ordinary_directory(
         "trainer__n_gpus_per_node": ranks,
         "trainer__total_training_steps": 2,
         "trainer__save_freq": 1,
+        **layout,
     }
-    if strategy == "megatron":
-        changes |= {f"{ACTOR}megatron__tensor_model_parallel_size": ranks}
     finished(command(PPO, task.ppo(run_dir, **changes)))
     result = command("podium", ["export", str(run_dir), str(tmp_path / "out"), "--check"])
     finished(result)
