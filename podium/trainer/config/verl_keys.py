@@ -27,7 +27,7 @@ INSTEAD = {
     "enable_chunked_prefill": "not needed: the engine decides",
     "ignore_eos": "not offered: a response ends at the end-of-sequence token or at data.max_response_length",
     "do_sample": "use temperature (0 is greedy)",
-    "ray_wait_register_center_timeout": "use trainer.rpc_timeout_s",
+    "ray_wait_register_center_timeout": "use trainer.deadlines.init_s",
     "balance_batch": "not needed: the result does not depend on which rank has which rows",
     "input_tokenizer": "not needed: a reward model with another tokenizer than the policy's reads the text",
     "launch_reward_fn_async": "not needed: responses are scored while others are still being generated",
