@@ -66,10 +66,10 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
 
 
 def test_a_later_format_is_said_to_be_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("podium.utils.checkpoint._FORMAT", 2)
+    monkeypatch.setattr("podium.utils.checkpoint._FORMAT", 3)
     folder = save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="checkpoint format 2; this version of Podium reads 1"):
+    with pytest.raises(UserError, match="checkpoint format 3; this version of Podium reads 2"):
         verify(folder)
 
 
