@@ -19,7 +19,7 @@ from podium.utils.timing import PhaseTimer
 
 
 class RolloutSource(Protocol):
-    """An endless iterator of scored batches."""
+    """An endless iterator of scored batches. Whoever generates them tells the `Sampler` of each, in its `update`."""
 
     min_version: int
     """Oldest weights that may answer; the trainer raises it after each sync."""

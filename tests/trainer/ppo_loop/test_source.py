@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podium.protocol import DataProto, WorkerError
+from podium.trainer.ppo.dynamic_sampling import DynamicSampling
 from podium.trainer.ppo.scoring import Scoring
 from podium.trainer.ppo.source import SyncSource, generate, prompt_batch, response_seeds
 from podium.utils.dataset import EpochLoader
@@ -15,10 +16,10 @@ from podium.utils.timing import PhaseTimer
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 
-def source(parts, n=2, seed=3, timer=None, **options) -> SyncSource:
+def source(parts, n=2, seed=3, timer=None, loader=None, **options) -> SyncSource:
     return SyncSource(
         parts.train,
-        EpochLoader(len(parts.train), 8, seed=1),
+        loader or EpochLoader(len(parts.train), 8, seed=1),
         parts.groups["rollout"],
         Scoring(parts.reward, parts.config.reward_model.overlong_buffer, 7),
         timer or PhaseTimer(),
@@ -138,3 +139,21 @@ def test_responses_scored_as_they_finish_are_the_same_batch(parts):
             name: column.tolist() for name, column in two.non_tensor_batch.items()
         }
         assert one.meta_info == two.meta_info
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_the_order_hears_of_every_batch_that_was_scored(parts, steps):
+    """Those that dynamic sampling drops too; scored as they finish, or all together."""
+    heard = []
+
+    class Curriculum(EpochLoader):
+        def update(self, batch):
+            heard.append((batch.non_tensor_batch["index"].tolist(), batch.batch["sequence_scores"].tolist()))
+
+    ours = source(parts, loader=Curriculum(len(parts.train), 8, seed=1), steps_at_once=steps)
+    batch = next(DynamicSampling(ours, "score", groups=10, max_num_gen_batches=8))
+    batches = int(batch.meta_info["metrics"]["filter_groups/num_gen_batches"])
+    assert batches > 1 and len(heard) == batches
+    drawn = [list(rows) for _, rows in zip(range(batches), EpochLoader(len(parts.train), 8, seed=1), strict=False)]
+    for (rows, scores), (_, expected) in zip(heard, drawn, strict=True):
+        assert rows == np.repeat(expected, 2).tolist() and all(0 <= score <= 1 for score in scores)
