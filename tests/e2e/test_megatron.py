@@ -121,8 +121,11 @@ def test_a_reward_model_on_megatron_scores_as_on_fsdp(
     finished(command(PPO, task.ppo(tmp_path / "fsdp", **scored)))
     scored |= {"reward_model__strategy": "megatron", "reward_model__megatron__param_offload": "true"}
     finished(command(PPO, task.ppo(tmp_path / "megatron", **scored, **MEGATRON, **layout)))
-    for mine, theirs in zip(metrics(tmp_path / "megatron"), metrics(tmp_path / "fsdp"), strict=True):
-        close(mine, theirs, 1e-3)
+    # Not the losses: with whitened advantages, the policy's is rounding about 0.
+    names = (*(f"critic/score/{kind}" for kind in ("mean", "min", "max")), "actor/grad_norm", "critic/grad_norm")
+    for mine, theirs in zip(steps(tmp_path / "megatron"), steps(tmp_path / "fsdp"), strict=True):
+        assert mine["critic/score/min"] < mine["critic/score/max"]
+        assert {name: mine[name] for name in names} == pytest.approx({name: theirs[name] for name in names}, rel=1e-3)
 
 
 @pytest.mark.slow
