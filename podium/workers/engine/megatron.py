@@ -137,6 +137,7 @@ class MegatronEngine(TrainEngine):
     def _micro_batches(self, batch: Tensors, size: int) -> list[MicroBatch]:
         return micro_batches(batch, size, self._model.outputs, self._layout, self._pack)
 
+    @needs("params")
     def pieces(self) -> list[Piece]:
         """What this rank holds of the whole tensors."""
         return pieces(self._modules)

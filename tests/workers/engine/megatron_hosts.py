@@ -123,6 +123,10 @@ class MegatronHost(EngineRole):
         return held(self.engine)
 
     @register(Dispatch.ONE_TO_ALL)
+    def pieces_while_away(self) -> int:
+        return len(self.engine.pieces())
+
+    @register(Dispatch.ONE_TO_ALL)
     def held_in_phase(self, *parts: Part) -> dict[str, int]:
         with self.engine.phase(*parts):
             return held(self.engine)

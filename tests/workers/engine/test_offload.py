@@ -97,6 +97,7 @@ def offloading_changes_nothing(make: Callable[[bool], WorkerGroup], batches: lis
     same(got[:-2], expected[:-2])
     same(got[-2], expected[-2])
     same(got[-1], expected[-1])
+    assert all(rank > 0 for rank in group.pieces_while_away()), "a weight sync asks for them before its first phase"
     resident = group.held_in_phase("params", "optimizer")
     assert all(rank["optimizer"] > rank["params"] > 0 for rank in resident), "two moments of each"
     group.save(str(path))
