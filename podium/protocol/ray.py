@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,6 +47,7 @@ from podium.utils.process_tree import subreaper
 NAMESPACE = "podium"
 _GRACE_S = 0.3  # see local_processes
 _EXIT_S = 2.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -321,9 +323,7 @@ class RayBackend(Backend):
             self._reaper = _start_reaper() if address == "local" else None
             with subreaper():  # what Ray's processes started stays in this process's tree when they end
                 try:
-                    ray.init(
-                        address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True, **own
-                    )
+                    _init(address, own)
                 except BaseException:  # Ctrl-C: Ray ends its processes then, but not those that they have started
                     if self._reaper is not None:
                         self._reaper.communicate()
@@ -417,6 +417,27 @@ class RayBackend(Backend):
         if self._reaper is not None:
             self._reaper.communicate(b"done")
             self._reaper = None
+
+
+def _init(address: str, own: Mapping[str, Any]) -> None:
+    """Start or join Ray.
+
+    Raises:
+        UserError: says which Ray could not be had.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdigit() and "://" not in host:
+            # Ray itself would look for minutes, and print what means nothing to a user.
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True, **own)
+    except Exception as e:  # Ray raises bare Exceptions, too
+        reason = " ".join(f"{type(e).__name__}: {e}".split())
+        if address == "local":
+            advice = "Ray does not start on this machine", "if it is only busy, try again; or trainer.backend=local"
+        else:
+            advice = f"no Ray answers at {address}", "set RAY_ADDRESS to a cluster's, or unset it to start one here"
+        raise UserError(f"{advice[0]} ({reason}): {advice[1]}") from e
 
 
 def _start_reaper() -> subprocess.Popen[bytes]:

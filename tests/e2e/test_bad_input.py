@@ -208,6 +208,11 @@ def test_a_head_too_small_for_vllm_on_a_cpu(command: Preloaded, task: SmallTask,
     check(result, "head_dim is 16", "multiples of 32", "actor_rollout_ref.rollout.name=hf")
 
 
+def test_a_ray_that_is_not_there(command: Preloaded, task: SmallTask, tmp_path):
+    argv = task.ppo(tmp_path / "run", trainer__backend="ray")
+    check(command(PPO, argv, env={"RAY_ADDRESS": "127.0.0.1:1"}), "127.0.0.1:1", "refused", "unset it")
+
+
 def test_ray_without_enough_cpus(command: Preloaded, task: SmallTask, tmp_path):
     changes = {"data__train_batch_size": 64, f"{ACTOR}ppo_mini_batch_size": 64}
     argv = task.ppo(tmp_path / "run", trainer__backend="ray", trainer__n_gpus_per_node=64, **changes)
