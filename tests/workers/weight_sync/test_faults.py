@@ -98,9 +98,8 @@ def test_another_version_than_was_asked_for(stage: Stage):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["cpu"], indirect=True)  # the others allocate none for a version
 def test_shared_memory_is_full(stage: Stage):
-    if stage.transport != "cpu":
-        pytest.skip(f"{stage.transport} allocates none for a version")
     old, new = stage.version, stage.next_version
     sources = stage.remotes[:2]
     for remote in sources:
