@@ -81,10 +81,10 @@ def main() -> None:
     env = {**os.environ, "PYTHON": sys.executable, "TASK": str(out / "task"), "RUNS": str(out)}
     task = [sys.executable, str(HERE / "make_task.py"), "--out", str(out / "task"), "--seed", str(args.seed)]
     run("the task: sort six digits, 291417= -> 112479", task, env)
-    seeds = [f"trainer.seed={args.seed}", f"data.seed={args.seed + 1}"]
-    run("warm start: SFT on answers of which three in eight are right", [str(HERE / "sft.sh"), *seeds], env)
+    order = f"data.seed={args.seed + 1}"
+    run("warm start: SFT on answers of which three in eight are right", [str(HERE / "sft.sh"), order], env)
     script = ROOT / "examples" / args.algorithm / f"run_{args.algorithm}_cpu.sh"
-    run(args.algorithm.upper(), [str(script), *seeds, *overrides], env)
+    run(args.algorithm.upper(), [str(script), order, f"trainer.seed={args.seed}", *overrides], env)
     run_dir = out / args.algorithm
     rate = summarize(run_dir)
     check = [sys.executable, str(HERE / "check_export.py"), str(run_dir / "export"), str(out / "task" / "val.parquet")]

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
 from podium.trainer.config import PPOConfig, check_config, load_config
 from podium.trainer.layout import data_parallel_size
+from tests.examples.calls import ROOT, assert_accepted, calls
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
     str(file.relative_to(ROOT)) for folder in ("examples", "recipes") for file in (ROOT / folder).glob("*/run_*.sh")
 )
 ALGORITHMS = ("ppo", "grpo", "rloo", "reinforce_plus_plus", "remax", "gspo", "cispo", "dapo", "dr_grpo")
-
-
-def calls(script: str, tmp_path: Path, *extra: str, warm: bool = True) -> list[list[str]]:
-    """The arguments of each Python that the script starts."""
-    python = tmp_path / "python"
-    python.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" >> "$ARGUMENTS"; echo >> "$ARGUMENTS"\n')
-    python.chmod(0o755)
-    task, runs = tmp_path / "task", tmp_path / "runs"
-    if warm:
-        for file in (task / "val.parquet", runs / "sft" / "export" / "config.json"):
-            file.parent.mkdir(parents=True)
-            file.touch()
-    env = {"PYTHON": str(python), "TASK": str(task), "RUNS": str(runs), "ARGUMENTS": str(tmp_path / "arguments")}
-    subprocess.run([ROOT / script, *extra], env={**os.environ, **env}, check=True, timeout=30)
-    return [line.split("\0")[:-1] for line in (tmp_path / "arguments").read_text().splitlines()]
 
 
 def arguments(script: str, tmp_path: Path, *extra: str) -> list[str]:
@@ -65,3 +50,18 @@ def test_the_command_line_is_accepted(script, tmp_path):
     mini_batch = actor.ppo_mini_batch_size
     assert config.data.train_batch_size % mini_batch == 0
     assert mini_batch * config.actor_rollout_ref.rollout.n % shards == 0
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_quickstart_gives_its_scripts_what_their_programs_accept(tmp_path, monkeypatch, algorithm):
+    module = runpy.run_path(str(ROOT / "examples/quickstart/run.py"))
+    commands: list[list[str]] = []
+    main = module["main"]
+    main.__globals__.update(run=lambda title, command, env: commands.append(command), summarize=lambda run_dir: 1.0)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--algorithm", algorithm, "--seed", "3"])
+    main()
+    scripts = [command for command in commands if command[0].endswith(".sh")]
+    assert [Path(script).name for script, *_ in scripts] == ["sft.sh", f"run_{algorithm}_cpu.sh"]
+    for script, *extra in scripts:
+        for call in calls(script, tmp_path, *extra):
+            assert_accepted(call)
