@@ -100,7 +100,7 @@ class EngineHost(Worker):
         return self.engine.state_bytes()
 
     @register(Dispatch.ONE_TO_ALL)
-    def held(self) -> dict[str, int]:
+    def held_bytes(self) -> dict[str, int]:
         return held(self.engine)
 
     @register(Dispatch.ONE_TO_ALL)

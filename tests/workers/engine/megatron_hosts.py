@@ -119,7 +119,7 @@ class MegatronHost(EngineRole):
         return facts
 
     @register(Dispatch.ONE_TO_ALL)
-    def held(self) -> dict[str, int]:
+    def held_bytes(self) -> dict[str, int]:
         return held(self.engine)
 
     @register(Dispatch.ONE_TO_ALL)

@@ -91,9 +91,9 @@ def offloading_changes_nothing(make: Callable[[bool], WorkerGroup], batches: lis
     """`make` builds an engine that offloads, or one that does not."""
     expected = trained(make(False), batches)
     group = make(True)
-    assert all(rank == EMPTY for rank in group.held())
+    assert all(rank == EMPTY for rank in group.held_bytes())
     got = trained(group, batches)
-    assert all(rank == EMPTY for rank in group.held())
+    assert all(rank == EMPTY for rank in group.held_bytes())
     same(got[:-2], expected[:-2])
     same(got[-2], expected[-2])
     same(got[-1], expected[-1])
@@ -107,7 +107,7 @@ def offloading_changes_nothing(make: Callable[[bool], WorkerGroup], batches: lis
     group.load(str(path))
     group.train(proto(batches[2]), weighted_log_probs, 3)
     same(group.weights(), after)
-    assert all(rank == EMPTY for rank in group.held())
+    assert all(rank == EMPTY for rank in group.held_bytes())
 
 
 @pytest.mark.parametrize("reshard", [True, False])
