@@ -78,3 +78,16 @@ def make_small_task(out: Path) -> SmallTask:
     reward = out / "digits.py"
     reward.write_text(REWARD)
     return SmallTask(**paths, reward=reward)
+
+
+def save_random_reward_model(task: SmallTask, path: Path) -> Path:
+    """Saves one in the policy's vocabulary; returns where."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(task.model, num_labels=1)
+    torch.nn.init.normal_(model.score.weight, std=0.5)
+    model.save_pretrained(path)
+    AutoTokenizer.from_pretrained(task.model).save_pretrained(path)
+    return path

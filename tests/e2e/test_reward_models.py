@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.copying import save_copying_model
 from tests.e2e.commands import PPO, Result, metrics, run
 from tests.e2e.test_ppo import ROLLOUT, close, computed, finished
-from tests.small_task import SmallTask
+from tests.small_task import SmallTask, save_random_reward_model
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +19,7 @@ COMMON = {"trainer__total_training_steps": 2, "reward_model__enable": "true", "r
 @pytest.fixture(scope="module")
 def reward_model(task: SmallTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one in the policy's vocabulary."""
-    path = tmp_path_factory.mktemp("reward_model")
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(task.model, num_labels=1)
-    torch.nn.init.normal_(model.score.weight, std=0.5)
-    model.save_pretrained(path)
-    AutoTokenizer.from_pretrained(task.model).save_pretrained(path)
-    return path
+    return save_random_reward_model(task, tmp_path_factory.mktemp("reward_model"))
 
 
 @pytest.fixture(scope="module")

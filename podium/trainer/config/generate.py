@@ -5,7 +5,7 @@ from typing import Any
 
 from podium.trainer.config.reward import RewardFunctionConfig, ScoringConfig
 from podium.trainer.config.rollout import RolloutConfig
-from podium.trainer.config.shared import ChatConfig, DeadlinesConfig, ModelConfig
+from podium.trainer.config.shared import ChatConfig, DeadlinesConfig, ModelConfig, WorkersConfig
 
 
 @dataclass
@@ -33,19 +33,9 @@ class GenerateDeadlinesConfig(DeadlinesConfig):
 
 
 @dataclass
-class GenerateTrainerConfig:
-    nnodes: int = 1
-    """Machines."""
-    n_gpus_per_node: int = 1
-    """Ranks on each machine: GPUs, or processes on a CPU machine."""
-    device: str = "auto"
-    """auto | cpu | cuda."""
-    backend: str = "ray"
-    """Who runs the workers: ray | local."""
+class GenerateTrainerConfig(WorkersConfig):
     seed: int = 0
     """Seeds the sampling; each response has a seed of its own."""
-    rpc_timeout_s: float = 1800.0
-    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
     deadlines: GenerateDeadlinesConfig = field(default_factory=GenerateDeadlinesConfig)
 
 

@@ -12,6 +12,7 @@ from podium.trainer.config.shared import (
     ModelConfig,
     SupervisedDeadlinesConfig,
     TrackingConfig,
+    WorkersConfig,
 )
 from podium.trainer.config.training import ActorConfig, CriticConfig, RefConfig
 
@@ -79,19 +80,11 @@ class PPODeadlinesConfig(SupervisedDeadlinesConfig):
 
 
 @dataclass
-class TrainerConfig(CheckpointConfig, TrackingConfig):
+class TrainerConfig(WorkersConfig, CheckpointConfig, TrackingConfig):
     total_epochs: int = 1
     """Passes over the training data."""
     total_training_steps: int | None = None
     """Iterations; null follows from total_epochs."""
-    nnodes: int = 1
-    """Machines."""
-    n_gpus_per_node: int = 1
-    """Ranks on each machine: GPUs, or processes on a CPU machine."""
-    device: str = "auto"
-    """auto | cpu | cuda."""
-    backend: str = "ray"
-    """Who runs the workers: ray | local (this process for one rank, spawned processes for several)."""
     invariants: str = "warn"
     """What a step does that breaks a rule of invariants/violated (ratio 1 on the first mini-batch, small gap between
     rollout and trainer, whole groups, nothing after the end of a response): warn | stop."""
@@ -112,8 +105,6 @@ class TrainerConfig(CheckpointConfig, TrackingConfig):
     """Python files or modules imported before the run: they register advantage estimators and policy losses."""
     seed: int = 0
     """Seeds models, sampling and everything but the data order."""
-    rpc_timeout_s: float = 1800.0
-    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
     deadlines: PPODeadlinesConfig = field(default_factory=PPODeadlinesConfig)
 
 

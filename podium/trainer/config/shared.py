@@ -100,6 +100,22 @@ class TrackingConfig:
 
 
 @dataclass
+class WorkersConfig:
+    """Where the workers run."""
+
+    nnodes: int = 1
+    """Machines."""
+    n_gpus_per_node: int = 1
+    """Ranks on each machine: GPUs, or processes on a CPU machine."""
+    device: str = "auto"
+    """auto | cpu | cuda."""
+    backend: str = "ray"
+    """Who runs the workers: ray | local (this process for one rank, spawned processes for several)."""
+    rpc_timeout_s: float = 1800.0
+    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
+
+
+@dataclass
 class DeadlinesConfig:
     """The longest that calls to the workers may take, by what they do. What is null has trainer.rpc_timeout_s.
 

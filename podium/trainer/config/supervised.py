@@ -12,6 +12,7 @@ from podium.trainer.config.shared import (
     OptimConfig,
     SupervisedDeadlinesConfig,
     TrackingConfig,
+    WorkersConfig,
 )
 
 
@@ -34,27 +35,17 @@ class SupervisedDataConfig(ChatConfig):
 
 
 @dataclass
-class SupervisedTrainerConfig(CheckpointConfig, TrackingConfig):
+class SupervisedTrainerConfig(WorkersConfig, CheckpointConfig, TrackingConfig):
     total_epochs: int = 1
     """Passes over the training data."""
     total_training_steps: int | None = None
     """Optimizer steps; null follows from total_epochs."""
-    nnodes: int = 1
-    """Machines."""
-    n_gpus_per_node: int = 1
-    """Ranks on each machine: GPUs, or processes on a CPU machine."""
-    device: str = "auto"
-    """auto | cpu | cuda."""
-    backend: str = "ray"
-    """Who runs the workers: ray | local."""
     test_freq: int = -1
     """Steps between validations; -1 validates at the end only."""
     log_freq: int = 1
     """Steps between log lines."""
     seed: int = 0
     """LoRA: draws the adapters."""
-    rpc_timeout_s: float = 1800.0
-    """Longest that a call to the workers may take before the run stops and names who is late; deadlines: by phase."""
     deadlines: SupervisedDeadlinesConfig = field(default_factory=SupervisedDeadlinesConfig)
 
 

@@ -15,6 +15,7 @@ from podium.trainer.ppo.model_reward import ModelReward, TokenScores, normalized
 from podium.trainer.ppo.scoring import Scoring
 from podium.utils.errors import UserError
 from podium.utils.torch_functional import place_on_last_token
+from tests.small_task import save_random_reward_model
 
 
 class Group:
@@ -79,13 +80,7 @@ def test_normalisation_leaves_out_empty_responses():
 @pytest.fixture(scope="module")
 def judge(task, tmp_path_factory) -> Path:
     """A random reward model in the policy's vocabulary."""
-    path = tmp_path_factory.mktemp("judge")
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(task.model, num_labels=1)
-    torch.nn.init.normal_(model.score.weight, std=0.5)
-    model.save_pretrained(path)
-    AutoTokenizer.from_pretrained(task.model).save_pretrained(path)
-    return path
+    return save_random_reward_model(task, tmp_path_factory.mktemp("judge"))
 
 
 def configured(task, run_dir: Path, judge: Path, **changes) -> PPOConfig:

@@ -24,7 +24,26 @@ TEMPERATURE = 0.7
 ENTROPY_COEFF = 0.05
 
 
-class EngineHost(Worker):
+class RestingHost:
+    """What a host's engine has on the device while some of it rests on the host."""
+
+    engine: Any
+
+    @register(Dispatch.ONE_TO_ALL)
+    def held_bytes(self) -> dict[str, int]:
+        return held(self.engine)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pieces_while_away(self) -> int:
+        return len(self.engine.pieces())
+
+    @register(Dispatch.ONE_TO_ALL)
+    def held_in_phase(self, *parts: Part) -> dict[str, int]:
+        with self.engine.phase(*parts):
+            return held(self.engine)
+
+
+class EngineHost(RestingHost, Worker):
     """Builds engines and does with them as it is told."""
 
     @register(Dispatch.ONE_TO_ALL)
@@ -98,19 +117,6 @@ class EngineHost(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def state_bytes(self) -> int:
         return self.engine.state_bytes()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def held_bytes(self) -> dict[str, int]:
-        return held(self.engine)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def pieces_while_away(self) -> int:
-        return len(self.engine.pieces())
-
-    @register(Dispatch.ONE_TO_ALL)
-    def held_in_phase(self, *parts: Part) -> dict[str, int]:
-        with self.engine.phase(*parts):
-            return held(self.engine)
 
     @register(Dispatch.ONE_TO_ALL)
     def save(self, path: str) -> None:

@@ -13,15 +13,14 @@ from podium.trainer.config.shared import MegatronConfig
 from podium.utils.memory_buffer import ALIGNMENT
 from podium.workers.engine.base import NonFiniteError, Tensors
 from podium.workers.engine.megatron import MegatronEngine
-from podium.workers.engine.offload import Part
 from podium.workers.engine.spec import LogProbs, ModelSpec, Outputs, Training
 from podium.workers.training import ENGINE_COMPUTE_METRIC, ENGINE_COMPUTE_PROTO, EngineRole, tensors_of
-from tests.workers.engine.hosts import TEMPERATURE, held, small_steps
+from tests.workers.engine.hosts import TEMPERATURE, RestingHost, small_steps
 
 LOG_PROBS = LogProbs(TEMPERATURE, entropy_grad=True, sum_pi_squared=True)
 
 
-class MegatronHost(EngineRole):
+class MegatronHost(RestingHost, EngineRole):
     """As `EngineHost`."""
 
     @register(Dispatch.ONE_TO_ALL)
@@ -117,19 +116,6 @@ class MegatronHost(EngineRole):
                 }
             )
         return facts
-
-    @register(Dispatch.ONE_TO_ALL)
-    def held_bytes(self) -> dict[str, int]:
-        return held(self.engine)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def pieces_while_away(self) -> int:
-        return len(self.engine.pieces())
-
-    @register(Dispatch.ONE_TO_ALL)
-    def held_in_phase(self, *parts: Part) -> dict[str, int]:
-        with self.engine.phase(*parts):
-            return held(self.engine)
 
     @register(Dispatch.ONE_TO_ALL)
     def save(self, path: str) -> None:
