@@ -24,11 +24,6 @@ class Overlap:
         """Has `part`, which is these rows of the batch, scored."""
         self._parts.append((list(rows), self._thread.submit(self._reward.outcomes, part)))
 
-    @property
-    def waiting(self) -> int:
-        """Parts that are not scored yet."""
-        return sum(not scored.done() for _, scored in self._parts)
-
     def outcomes(self) -> list[Outcome]:
         """Of all rows that were put, in the order of their numbers; waits for them.
 

@@ -51,9 +51,9 @@ def test_parts_are_scored_meanwhile_and_come_in_the_order_of_their_rows(manager)
         overlap.put([3, 0], part(3, 0, seconds=0.2))
         overlap.put([1, 2], part(1, 2, seconds=0.2))
         until = time.monotonic() + 30
-        while overlap.waiting and time.monotonic() < until:
+        while not (scored := all(future.done() for _, future in overlap._parts)) and time.monotonic() < until:
             time.sleep(0.05)
-        assert not overlap.waiting, "nothing is scored before it is asked for"
+        assert scored, "nothing is scored before it is asked for"
         outcomes = overlap.outcomes()
     assert [outcome.score for outcome in outcomes] == [0, 1, 2, 3]
     scored = manager(part(0, 1, 2, 3), outcomes)
