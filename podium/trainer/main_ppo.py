@@ -1,12 +1,19 @@
 """PPO and its relatives: ``python3 -m podium.trainer.main_ppo key=value ...`` (``--help`` lists the keys)."""
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Callable
 from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING
 
 from podium.trainer.cli import run_main
 from podium.trainer.config import PPOConfig, check_config, parse_command_line
 from podium.trainer.config.scoring import has_function
 from podium.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from podium.trainer.ppo.trainer import PPOTrainer
 
 
 def main() -> None:
@@ -16,11 +23,14 @@ def main() -> None:
     train(config)
 
 
-def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
+def train(
+    config: PPOConfig, last_step: int | None = None, after: Callable[[PPOTrainer], None] | None = None
+) -> dict[str, float]:
     """Runs PPO as configured. Returns the last validation's metrics.
 
     Args:
         last_step: stop after this one, as if killed there; nothing else is as in a shorter run.
+        after: called with the loop when that step is done and the workers are still there.
 
     Raises:
         UserError: bad input; before any worker is started wherever it can be known there.
@@ -80,7 +90,7 @@ def train(config: PPOConfig, last_step: int | None = None) -> dict[str, float]:
         reward.failures.keep_in(config.trainer.default_local_dir)
     run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer, reader)
     with closing(reward) if reward is not None else nullcontext():
-        validation = run.train(resume, last_step)
+        validation = run.train(resume, last_step, after)
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)
     return validation
 

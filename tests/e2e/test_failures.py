@@ -27,13 +27,26 @@ def test_an_update_that_is_not_finite_is_skipped(command: Preloaded, task: Small
     rows = metrics(run_dir)[1:]
     assert [row["actor/skipped_steps"] for row in rows] == [0, 1, 0, 0]
     assert ["actor/pg_loss" in row for row in rows] == [True, False, True, True]
-    assert (run_dir / "bad_steps" / "step_2_actor.safetensors").is_file()
     assert "step 2: 1 of 1 updates of the actor" in result.err
+
+    replay = ["replay", str(run_dir), "--step", "2"]
+    result = command("podium", replay, env={"PODIUM_TEST_FAULT": "nan:1"})  # the update alone: it is the first
+    finished(result)
+    assert "optimizer steps that were not made (from 0): 0\n" in result.out
+    assert "replay of step 2: every metric equal" in result.out
+    result = command("podium", replay)
+    assert result.code == 1 and "actor/skipped_steps: 1.0 -> 0.0" in result.out, str(result)
 
 
 def test_too_many_of_them_end_the_run(command: Preloaded, task: SmallTask, tmp_path: Path):
     argv = task.ppo(tmp_path / "run", **COMMON, trainer__max_bad_steps=2)
-    refused(command(PPO, argv, env={"PODIUM_TEST_FAULT": "nan:always"}), "2 updates of the actor in a row", "bad_steps")
+    fault = {"PODIUM_TEST_FAULT": "nan:always"}
+    refused(command(PPO, argv, env=fault), "2 updates of the actor in a row", "bad_steps")
+    for step in (1, 2):  # one from the start, one that was not even recorded
+        result = command("podium", ["replay", str(tmp_path / "run"), "--step", str(step)], env=fault)
+        finished(result)
+        assert ("every metric equal" if step == 1 else "the run ended in it") in result.out
+        assert "actor/skipped_steps: 1.0" in result.out or step == 1
 
 
 def test_running_out_of_memory_is_told_with_the_keys_to_lower(command: Preloaded, task: SmallTask, tmp_path: Path):
@@ -78,3 +91,40 @@ def test_a_rank_that_fails_alone_ends_the_run_at_once(command: Preloaded, task: 
     result = command(PPO, task.ppo(tmp_path / "run", **COMMON, trainer__n_gpus_per_node=2), env=env)
     assert result.code == 1 and "this rank fails alone" in result.err and "failed on rank 1" in result.err, str(result)
     assert result.seconds < 100 and not result.left
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        pytest.param({"trainer__n_gpus_per_node": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "trainer__n_gpus_per_node": 2,
+                "actor_rollout_ref__actor__strategy": "megatron",
+                "critic__strategy": "megatron",
+                "actor_rollout_ref__actor__megatron__tensor_model_parallel_size": 2,
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["one rank", "fsdp 2", "megatron tp2"],
+)
+def test_a_recorded_update_is_made_again_alone(
+    command: Preloaded, task: SmallTask, tmp_path: Path, layout: dict[str, object]
+):
+    """Nothing is generated: what the policy says, and how often it was asked, cannot differ."""
+    run_dir = tmp_path / "run"
+    keys = {**COMMON, "trainer__record_freq": 2, "critic__optim__lr": 1e-2, **layout}
+    finished(command(PPO, task.ppo(run_dir, **keys)))
+    names = sorted(path.name for path in (run_dir / "bundles").iterdir())
+    assert names == [f"step_{step}_{role}.safetensors" for step in (2, 4) for role in ("actor", "critic")]
+    result = command("podium", ["replay", str(run_dir), "--step", "4"])
+    finished(result)
+    assert "replay of the update of the critic on its batch of step 4" in result.out
+    assert f"after step 3, from {run_dir}/global_step_3" in result.out and "step  4/4" not in result.out
+    assert "replay of step 4: every metric equal" in result.out
+
+    path = run_dir / "bundles" / "step_4_actor.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(command("podium", ["replay", str(run_dir), "--step", "4"]), "step_4_actor.safetensors is no batch")

@@ -99,6 +99,9 @@ class TrainerConfig(WorkersConfig, CheckpointConfig, TrackingConfig):
     """Validate and stop."""
     test_freq: int = -1
     """Iterations between validations; -1 validates at the end only."""
+    record_freq: int = -1
+    """Iterations between those whose updates' batches are kept in bundles/: podium replay makes such an update again
+    without generating anything; -1 keeps only those of updates that were not finite (bad_steps/)."""
     log_val_generations: int = 8
     """Rows of the validation sample table."""
     plugins: list[str] = field(default_factory=list)

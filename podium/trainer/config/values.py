@@ -86,6 +86,7 @@ _RANGES = {
     "log_val_generations": _AT_LEAST_0,
     "test_freq": _Range(-1),
     "save_freq": _Range(-1),
+    "record_freq": _Range(-1),
     "max_ckpt_to_keep": _AT_LEAST_1,
     "max_bad_steps": _AT_LEAST_1,
     "max_restarts": _AT_LEAST_0,

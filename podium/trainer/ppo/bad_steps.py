@@ -1,22 +1,16 @@
 """Updates that would have spoiled the weights: none is made, the batch is kept, and too many in a row end the run."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
 
 from podium.protocol import DataProto
+from podium.trainer.ppo.bundles import BAD, Bundle, not_finite, save_bundle
 from podium.utils.errors import UserError
 
 SKIPPED = "skipped"
 """Metric of an optimizer step that was not made because its loss or gradient was not finite; the roles report it."""
 EMPTY = "empty"
 """Metric of a mini-batch without a valid token, which makes no step."""
-
-_FOLDER = "bad_steps"
 
 
 class BadSteps:
@@ -28,17 +22,8 @@ class BadSteps:
     """
 
     def __init__(self, run_dir: Path, most_in_a_row: int):
-        self._folder, self._most = run_dir / _FOLDER, most_in_a_row
+        self._folder, self._most = run_dir / BAD, most_in_a_row
         self.in_a_row: dict[str, int] = {}
-
-    def is_finite(self, batch: DataProto) -> bool:
-        """Whether every number of the batch that a loss may read is finite: log-probs, advantages, values."""
-        assert batch.batch is not None
-        mask = batch.batch["response_mask"].bool()
-        floats = (
-            tensor for tensor in batch.batch.values() if tensor.is_floating_point() and tensor.shape == mask.shape
-        )
-        return all(bool(tensor[mask].isfinite().all()) for tensor in floats)
 
     def note(self, role: str, step: int, batch: DataProto, updates: list[dict[str, float]]) -> dict[str, float]:
         """Takes note of one call's optimizer steps; says and keeps the bad ones.
@@ -57,10 +42,11 @@ class BadSteps:
         for is_bad in bad:
             self.in_a_row[role] = self.in_a_row.get(role, 0) + 1 if is_bad else 0
         if any(bad):
-            path = self._keep(role, step, batch, [i for i, is_bad in enumerate(bad) if is_bad])
+            kept = save_bundle(self._folder, Bundle(step, role, batch, [i for i, is_bad in enumerate(bad) if is_bad]))
             print(
                 f"step {step}: {sum(bad)} of {len(bad)} updates of the {role} had a loss, gradient or log-prob that is "
-                f"not finite, and were not made; the batch is in {path}",
+                f"not finite, and were not made{''.join(f'; {what}' for what in not_finite(batch))}"
+                + (f"; the batch is in {kept}" if kept else ""),
                 file=sys.stderr,
                 flush=True,
             )
@@ -72,22 +58,3 @@ class BadSteps:
             )
         empty = sum(EMPTY in update for update in updates)
         return {f"{role}/skipped_steps": float(sum(bad)), f"{role}/empty_steps": float(empty)}
-
-    def _keep(self, role: str, step: int, batch: DataProto, which: list[int]) -> Path:
-        assert batch.batch is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"step_{step}_{role}.safetensors"
-        about: dict[str, Any] = {"step": step, "role": role, "updates": which}
-        tensors = {name: tensor.contiguous() for name, tensor in batch.batch.items()}
-        save_file(tensors, path, {name: json.dumps(value) for name, value in about.items()})
-        return path
-
-
-def load_bad_step(path: Path) -> tuple[DataProto, dict[str, Any]]:
-    """A batch that was kept; its step, its role, and which of the call's optimizer steps were bad."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        about = {name: json.loads(value) for name, value in file.metadata().items()}
-        tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return DataProto.from_dict(tensors), about

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,24 @@ class PPORun:
     tokenizer: Any
     reader: Reader | None = None
 
-    def train(self, resume: Resume | None, last_step: int | None = None) -> dict[str, float]:
+    def train(
+        self,
+        resume: Resume | None,
+        last_step: int | None = None,
+        after: Callable[[PPOTrainer], None] | None = None,
+    ) -> dict[str, float]:
         """Starts the processes and trains to the last step. Returns the last validation's metrics.
 
         Args:
             last_step: stop there already.
+            after: called with the loop when that is done and the workers are still there.
 
         Raises:
             WorkerDied, WorkerTimeout: once more than ``max_restarts`` allows.
         """
         for restart in itertools.count(1):
             try:
-                return self._attempt(resume, last_step)
+                return self._attempt(resume, last_step, after)
             except (WorkerDied, WorkerTimeout) as error:
                 if restart > self.config.trainer.max_restarts:
                     raise
@@ -80,7 +86,9 @@ class PPORun:
                 )
         raise AssertionError("unreachable")
 
-    def _attempt(self, resume: Resume | None, last_step: int | None) -> dict[str, float]:
+    def _attempt(
+        self, resume: Resume | None, last_step: int | None, after: Callable[[PPOTrainer], None] | None
+    ) -> dict[str, float]:
         trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
@@ -110,7 +118,10 @@ class PPORun:
                 loop = self._loop(groups, tracking, checkpoints, preemption)
                 if resume is not None:
                     loop.restore(resume)
-                return loop.fit(last_step)
+                validation = loop.fit(last_step)
+                if after is not None:
+                    after(loop)
+                return validation
 
     def _loop(
         self, groups: dict[str, WorkerGroup], tracking: Tracking, checkpoints: Checkpoints, preemption: Preemption

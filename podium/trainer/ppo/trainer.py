@@ -1,6 +1,7 @@
 """The PPO loop, for every algorithm and every schedule."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.ppo.bad_steps import EMPTY, SKIPPED, BadSteps
+from podium.trainer.ppo.bundles import RECORDED, Bundle, not_finite, save_bundle
 from podium.trainer.ppo.estimator import Estimator
 from podium.trainer.ppo.invariants import Invariants
 from podium.trainer.ppo.kl import apply_kl_penalty, get_kl_controller
@@ -102,7 +104,7 @@ class PPOTrainer:
         validation = self.validate() if trainer.val_only or (trainer.val_before_train and self.step == 0) else {}
         if trainer.val_only:
             return validation
-        while self.step < (last_step or self.plan.total_steps):
+        while self.step < (self.plan.total_steps if last_step is None else last_step):
             self.begin_step()
             batch = next(self.source)
             self.metrics.update({"training/weight_age": self.weight_age, "training/weight_version": self.weights_since})
@@ -145,6 +147,12 @@ class PPOTrainer:
     def trains_actor(self) -> bool:
         """Whether this step updates the actor, or the critic alone."""
         return self.critic is None or self.step > self.config.trainer.critic_warmup
+
+    @property
+    def records(self) -> bool:
+        """Whether this step's updates are kept for a replay."""
+        frequency = self.config.trainer.record_freq
+        return frequency > 0 and self.step % frequency == 0
 
     def rest_rollout(self) -> None:
         """If so configured, lets the rollout give its memory back: of the weights too, if a sync brings new ones."""
@@ -231,7 +239,9 @@ class PPOTrainer:
 
     def update(self, role: str, method: Any, batch: DataProto) -> None:
         """Calls the role's update and keeps its metrics; a batch that is not finite makes none."""
-        updates = method(batch)[0] if self.bad_steps.is_finite(batch) else [{SKIPPED: 1.0}]
+        if self.records:
+            save_bundle(Path(self.config.trainer.default_local_dir) / RECORDED, Bundle(self.step, role, batch, []))
+        updates = [{SKIPPED: 1.0}] if not_finite(batch) else method(batch)[0]
         self.metrics.update(self.bad_steps.note(role, self.step, batch, updates))
         first = updates[0]
         updates = [update for update in updates if SKIPPED not in update and EMPTY not in update]
@@ -240,6 +250,18 @@ class PPOTrainer:
             # On the first mini-batch the policy is still the one that gave the old log-probs: the ratio must be 1. In
             # bypass mode those are the rollout's, and this is how far it is off.
             self.metrics["training/first_ratio_dev_max"] = first["actor/ratio_dev_max"]
+
+    def rerun(self, batches: Mapping[str, DataProto]) -> dict[str, Any]:
+        """Makes the next step's updates alone, on batches that were kept of it. Returns their metrics.
+
+        Args:
+            batches: by role, in the order of the updates.
+        """
+        self.begin_step()
+        for role, batch in batches.items():
+            with self.timer(f"update_{role}"):
+                self.update(role, getattr(self.groups[role], f"update_{role}"), batch)
+        return self.metrics
 
     def sync_weights(self) -> None:
         """Moves the actor's weights to the rollout under the next version, in one call."""
