@@ -35,3 +35,8 @@ NO_DEADLINE = Deadline(None)
 
 Deadlines = Mapping[str, Deadline]
 """By method, for those that do not have the group's ``timeout_s``."""
+
+
+def deadline_of(method: str, deadlines: Deadlines, timeout_s: float | None) -> Deadline:
+    """A method's own deadline, or that of any call."""
+    return deadlines.get(method) or Deadline(timeout_s)

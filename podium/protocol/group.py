@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from podium.protocol.deadline import Deadline, Deadlines
+from podium.protocol.deadline import Deadline, Deadlines, deadline_of
 from podium.protocol.dispatch import Execute, MethodSpec, registered_methods
 from podium.protocol.errors import WorkerDied, WorkerTimeout
 from podium.protocol.future import DataProtoFuture, Future, Handle, gather
@@ -135,7 +135,7 @@ class WorkerGroup:
         self._meshes.clear()
 
     def _deadline(self, method: str) -> Deadline:
-        return self.deadlines.get(method) or Deadline(self.timeout_s)
+        return deadline_of(method, self.deadlines, self.timeout_s)
 
     def _bind(self, method: str, spec: MethodSpec) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

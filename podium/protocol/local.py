@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podium.protocol.backend import Backend, free_port, role_name
 from podium.protocol.data import DataProto
-from podium.protocol.deadline import NO_DEADLINE, START, Deadlines
+from podium.protocol.deadline import NO_DEADLINE, START, Deadline, Deadlines, deadline_of
 from podium.protocol.errors import WorkerError
-from podium.protocol.future import Handle
+from podium.protocol.future import Handle, gather
 from podium.protocol.group import Call, ClassWithInitArgs, Transport, WorkerGroup, make_group
 from podium.protocol.host import RoleHost
 from podium.protocol.resource import ResourcePool
+from podium.protocol.watch import watching
 from podium.protocol.worker import ProcessContext
 from podium.utils.errors import UserError
 
@@ -39,21 +40,23 @@ class _Done(Handle):
 
 
 class InProcess(Transport):
-    """Rank 0 of 1, here: calls run at once in the calling thread, so ``breakpoint()`` works.
-
-    No deadline can be kept here.
-    """
+    """Rank 0 of 1, here: calls run at once in the calling thread, so ``breakpoint()`` works."""
 
     world_size = 1
 
-    def __init__(self, spec: ClassWithInitArgs, role: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, spec: ClassWithInitArgs, role: str, env: Mapping[str, str], timeout_s: float | None, deadlines: Deadlines
+    ) -> None:
+        self._timeout_s, self._deadlines = timeout_s, deadlines
         context = ProcessContext(master_port=free_port())
         # Put back by close(); torch was imported long ago, so a variable it reads at import comes too late here.
         self._before = {k: os.environ.get(k) for k in {*env, *context.env()}}
         os.environ.update(env)
         self._host = RoleHost(context)
+        roles = spec.roles if spec.roles is not None else {role: spec}
+        start = deadlines.get(START, NO_DEADLINE)
         try:
-            self._host.construct(spec.roles if spec.roles is not None else {role: spec})
+            gather([_done(role, "__init__", start, lambda: self._host.construct(roles))], start)
         except BaseException:
             self.close()
             raise
@@ -61,10 +64,8 @@ class InProcess(Transport):
     def submit(self, role: str, method: str, calls: Sequence[Call]) -> list[Handle]:
         (args, kwargs, answer) = calls[0]
         args, kwargs = tuple(_own(a) for a in args), {k: _own(v) for k, v in kwargs.items()}
-        try:
-            return [_Done(role, method, self._host.call(role, method, args, kwargs, answer), None)]
-        except Exception as e:  # kept for gather: a non-blocking call raises when its future is asked
-            return [_Done(role, method, None, e)]
+        deadline = deadline_of(method, self._deadlines, self._timeout_s)
+        return [_done(role, method, deadline, lambda: self._host.call(role, method, args, kwargs, answer))]
 
     def restart(self) -> None:
         raise WorkerError("the ranks are in the driver's process, which cannot be started anew")
@@ -77,6 +78,14 @@ class InProcess(Transport):
                 os.environ[key] = value
         self._before = {}
         self._host.context.roles.clear()
+
+
+def _done(role: str, method: str, deadline: Deadline, call: Callable[[], Any]) -> _Done:
+    try:
+        with watching(role, method, deadline.seconds):
+            return _Done(role, method, call(), None)
+    except Exception as e:  # kept for gather: a non-blocking call raises when its future is asked
+        return _Done(role, method, None, e)
 
 
 def _own(value: Any) -> Any:
@@ -110,7 +119,7 @@ class LocalBackend(Backend):
             raise UserError("the local backend has no detached groups: its processes end with the driver; use ray")
         role = role_name(cls_with_args, name)
         if pool.world_size == 1 and self._in_process:
-            transport: Transport = InProcess(cls_with_args, role, env or {})
+            transport: Transport = InProcess(cls_with_args, role, env or {}, timeout_s, deadlines or {})
         else:
             from podium.protocol.local_processes import Processes
 

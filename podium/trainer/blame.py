@@ -29,7 +29,7 @@ def blaming(run_dir: Path) -> Iterator[None]:
 def blame(run_dir: Path, error: Exception) -> Path:
     """Writes a report on every rank that is on this machine to ``blame.txt`` in `run_dir`; returns where.
 
-    It begins with the error, which names call, phase, silent ranks and the key of the deadline.
+    It begins with the error, which names call, phase, silent ranks and the key of the deadline, and its notes.
     """
     files = {int(match[1]): path for path in (run_dir / STACKS).glob("*.txt") if (match := _PID.search(path.name))}
     sizes = {pid: path.stat().st_size for pid, path in files.items()}
@@ -37,7 +37,7 @@ def blame(run_dir: Path, error: Exception) -> Path:
     until = time.monotonic() + _ANSWER_S
     while time.monotonic() < until and any(files[pid].stat().st_size == sizes[pid] for pid in asked):
         time.sleep(0.05)
-    parts = [str(error)]
+    parts = ["\n".join([str(error), *getattr(error, "__notes__", [])])]
     for pid, path in sorted(files.items(), key=lambda item: item[1].name):
         text = path.read_text(errors="replace")[sizes[pid] :].strip()
         parts.append(f"== {_doing(path, pid)}\n{text or '(no stack: the process did not answer)'}")

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def _ask_for_too_much() -> None:
 
 @register_policy_loss("failing")
 def failing(*args: Any, **kwargs: Any) -> Any:
-    """``nan:CALL``, ``nan:always``, ``memory:CALL``; and, in rank 1, ``kill:CALL``, ``stop:CALL``, ``raise:CALL``."""
+    """``nan:CALL``, ``nan:always``, ``memory:CALL``, ``sleep:CALL``; in rank 1 ``kill:``, ``stop:``, ``raise:CALL``."""
     global _calls
     _calls += 1
     loss, metrics = compute_policy_loss_vanilla(*args, **kwargs)
@@ -44,6 +45,8 @@ def failing(*args: Any, **kwargs: Any) -> Any:
         return loss * float("nan"), metrics
     if what == "memory" and _calls == int(when):
         _ask_for_too_much()
+    if what == "sleep" and _is_time(int(when), 0):
+        time.sleep(600)
     if what in ("kill", "stop", "raise") and _is_time(int(when), 1):
         if what == "raise":
             raise RuntimeError("this rank fails alone")

@@ -128,3 +128,21 @@ def test_a_recorded_update_is_made_again_alone(
     path = run_dir / "bundles" / "step_4_actor.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     refused(command("podium", ["replay", str(run_dir), "--step", "4"]), "step_4_actor.safetensors is no batch")
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_one_rank_in_the_drivers_process_has_a_deadline_too(
+    command: Preloaded, task: SmallTask, tmp_path: Path, restarts: int
+):
+    run_dir = tmp_path / "run"
+    argv = task.ppo(run_dir, **COMMON, trainer__deadlines__update_s=10, trainer__max_restarts=restarts)
+    result = command(PPO, argv, env={"PODIUM_TEST_FAULT": "sleep:3", "PODIUM_TEST_MARKER": str(tmp_path / "marker")})
+    assert result.code == 1 - restarts, str(result)
+    assert "actor.update_actor did not finish within 10 s" in result.err
+    assert "(phase update; if it only needs longer, raise trainer.deadlines.update_s)" in result.err
+    assert "time.sleep(600)" in (run_dir / "blame.txt").read_text()
+    if restarts:
+        assert f"restart 1 of 1: after step 2, from {run_dir}/global_step_2" in result.err
+        straight = tmp_path / "straight"
+        finished(command(PPO, task.ppo(straight, **COMMON)))
+        same(straight, run_dir)
