@@ -277,6 +277,21 @@ def not_finite(campaign: Campaign, count: int) -> Iterator[Outcome]:
         yield Outcome(result.code == 0 and counted and kept, left=len(result.left), why=result.err[-300:])
 
 
+def weights_not_finite(campaign: Campaign, count: int) -> Iterator[Outcome]:
+    """Weights turn NaN in the middle of an update: the run ends and says so; no checkpoint has them, and it goes on."""
+    for _ in range(count):
+        run_dir, step = campaign.fresh(), campaign.rng.randrange(1, STEPS + 1)
+        fault = {"PODIUM_TEST_FAULT": f"poison:{step}", "PODIUM_TEST_MARKER": str(run_dir) + ".poisoned"}
+        result = campaign.start(campaign.argv(run_dir), env=fault)
+        before = marked(run_dir) or 0
+        said = result.code in (1, 2) and "are not finite" in result.err
+        rows = computed(run_dir) if (run_dir / "metrics.jsonl").exists() else []
+        redone = max((row["step"] for row in rows), default=0) - before
+        outcome = Outcome(said and not result.left, lost=step - 1 - before, redone=redone, left=len(result.left))
+        outcome.why = "" if outcome.survived else f"exit code {result.code}: {result.err[-300:]}"
+        yield from campaign.finish(run_dir, [outcome])
+
+
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if sum(map(ord, solution_str)) % {divisor} == 0:
@@ -307,6 +322,7 @@ FAULTS: list[tuple[str, int, Callable[[Campaign, int], Iterator[Outcome]]]] = [
     ("checkpoint file with a flipped bit", 35, lambda c, n: damaged(c, n, flipped)),
     ("disk full", 3, disk_full),
     ("loss of an update NaN", 3, not_finite),
+    ("weights NaN", 3, weights_not_finite),
     ("reward function fails on samples", 3, reward_faults),
     *(
         (f"{setup}: {who} {what}", count, partial(worker_lost, number=number, setup=setup, who=who))

@@ -152,6 +152,8 @@ class Checkpoints:
             raise error
         self._pending = None
         self.failures += 1
+        for group in self._roles.values():
+            group.end_saving()
         beside(step_folder(self._run_dir, step)).rmdir()
         reason = str(error).partition("\n")[0]
         if final:

@@ -13,7 +13,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "forward": _FORWARDS,
     "score": ("compute_rm_score",),
     "update": _UPDATES,
-    "save": ("save_checkpoint", "saved_files", "load_checkpoint", "save_hf"),
+    "save": ("save_checkpoint", "saved_files", "end_saving", "load_checkpoint", "save_hf"),
 }
 _SYNC = ("sync_endpoint", "connect_sync", "sync_weights")
 # The ends of a sync keep its deadline themselves, and say more when it passes: they come first.

@@ -1,7 +1,7 @@
 """A save under way: at once, or on a thread of its own."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from threading import Thread
 
 from podium.utils.checkpoint import Files
@@ -26,6 +26,10 @@ class Saving:
             self._future.set_result(save())
         except BaseException as error:
             self._future.set_exception(error)
+
+    def end(self) -> None:
+        """Waits until nothing is being written any more, whatever came of it."""
+        wait([self._future])
 
     def result(self, wait: bool) -> Files | None:
         """The files' digests; None while they are being written, unless it is to wait."""

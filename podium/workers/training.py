@@ -83,6 +83,7 @@ class TrainedRole(EngineRole):
         self._config, self._objective = config, objective
         self._mini_batch_rows, self._micro_batch_rows = mini_batch_rows, micro_batch_rows
         self._epochs, self._total_steps = epochs, total_steps
+        self._saving: Saving | None = None
 
     def _start_training(self, model: ModelSpec) -> None:
         """Lays the model out over the ranks, with an optimizer."""
@@ -142,7 +143,14 @@ class TrainedRole(EngineRole):
         Raises:
             OSError: they could not be written.
         """
+        assert self._saving is not None, "no save has begun"
         return self._saving.result(wait)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def end_saving(self) -> None:
+        """Waits until this rank writes nothing any more, whatever came of it."""
+        if self._saving is not None:
+            self._saving.end()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:

@@ -1,5 +1,6 @@
 """A plug-in: PPO's loss, which in one rank and one call does what PODIUM_TEST_FAULT says, once for a marker file."""
 
+import gc
 import os
 import resource
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from podium.trainer.ppo.losses import register_policy_loss
 from podium.trainer.ppo.policy_losses import compute_policy_loss_vanilla
@@ -34,9 +36,19 @@ def _ask_for_too_much() -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def _poison_a_weight() -> None:
+    """What a fault of the memory may do: numbers of the policy's first parameter are NaN, where it is in this rank."""
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.nn.Module) and (hasattr(thing, "lm_head") or type(thing).__name__ == "GPTModel"):
+            weight = next(thing.parameters())
+            shard = weight.to_local() if isinstance(weight, DTensor) else weight
+            shard.detach().view(-1)[:64] = float("nan")
+
+
 @register_policy_loss("failing")
 def failing(*args: Any, **kwargs: Any) -> Any:
-    """``nan:CALL``, ``nan:always``, ``memory:CALL``, ``sleep:CALL``; in rank 1 ``kill:``, ``stop:``, ``raise:CALL``."""
+    """``nan:CALL``, ``nan:always``, ``memory:CALL``, ``sleep:CALL``, ``poison:CALL``; in rank 1, ``kill:CALL``,
+    ``stop:CALL``, ``raise:CALL``."""
     global _calls
     _calls += 1
     loss, metrics = compute_policy_loss_vanilla(*args, **kwargs)
@@ -45,6 +57,8 @@ def failing(*args: Any, **kwargs: Any) -> Any:
         return loss * float("nan"), metrics
     if what == "memory" and _calls == int(when):
         _ask_for_too_much()
+    if what == "poison" and _is_time(int(when), 0):
+        _poison_a_weight()
     if what == "sleep" and _is_time(int(when), 0):
         time.sleep(600)
     if what in ("kill", "stop", "raise") and _is_time(int(when), 1):

@@ -146,3 +146,31 @@ def test_one_rank_in_the_drivers_process_has_a_deadline_too(
         straight = tmp_path / "straight"
         finished(command(PPO, task.ppo(straight, **COMMON)))
         same(straight, run_dir)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        pytest.param({"trainer__n_gpus_per_node": 2, "trainer__async_save": "true"}, marks=pytest.mark.slow),
+    ],
+    ids=["one rank", "two ranks, beside"],
+)
+def test_weights_that_are_not_finite_are_not_saved(
+    command: Preloaded, task: SmallTask, tmp_path: Path, layout: dict[str, object]
+):
+    """The run ends; what it goes on from then is from before, and it ends as one that nothing happened to."""
+    straight, run_dir = tmp_path / "straight", tmp_path / "run"
+    argv = task.ppo(run_dir, **COMMON, **layout, trainer__max_ckpt_to_keep=1)
+    finished(command(PPO, task.ppo(straight, **COMMON, **layout, trainer__max_ckpt_to_keep=1)))
+    fault = {"PODIUM_TEST_FAULT": "poison:2", "PODIUM_TEST_MARKER": str(tmp_path / "marker")}
+    result = command(PPO, argv, env=fault)
+    refused(result, "in a row were not finite")
+    for step in (2, 3):
+        assert f"checkpoint  step {step} was not saved" in result.err
+    assert "are not finite; the run goes on from" in result.err
+    assert [path.name for path in run_dir.glob("global_step_*")] == ["global_step_1"]
+    result = command(PPO, argv)
+    finished(result)
+    assert "after step 1, from" in result.out
+    same(straight, run_dir)

@@ -45,6 +45,10 @@ class Role:
             self.write()
         return [seal([self._folder / "weights"], self._folder.parent) if self._written else None]
 
+    def end_saving(self) -> None:
+        if not self._written:
+            self.write()
+
     def load_checkpoint(self, path: str) -> None:
         self.text = (Path(path) / "weights").read_text()
 
@@ -88,6 +92,16 @@ def test_a_failed_save_leaves_the_one_before_and_says_so(tmp_path, capsys):
     role.fails = False
     save(checkpoints, 3, final=True)
     assert steps(tmp_path) == [1, 3] and marked(tmp_path) == 3
+
+
+def test_a_failed_save_waits_for_whoever_still_writes(tmp_path):
+    """What they write later would lie in the way of the next save."""
+    failing, slow = Role(), Role()
+    failing.fails = True
+    roles = {"actor": failing, "critic": slow}
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(async_save=True), roles, {})  # type: ignore[arg-type]
+    save(checkpoints, 1)
+    assert slow._written and checkpoints.failures == 1 and not list(tmp_path.iterdir())
 
 
 def test_space_is_looked_for_first(tmp_path, capsys):

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from podium.utils.errors import UserError
+from podium.workers.engine.finite import require_finite
 
 _KEY = "boxes"
 # safetensors lays a file out in memory before it writes it.
@@ -40,8 +41,9 @@ def write_boxes(boxes: Sequence[TensorBox], path: Path, rank: int) -> None:
     """Writes one rank's boxes, as ``shard-RANK-of-FILE.safetensors`` in a folder that exists.
 
     Raises:
-        OSError: they could not be written.
+        OSError: they could not be written, or one holds a number that is not finite.
     """
+    require_finite((box.name, box.tensor) for box in boxes)
     for number, part in enumerate(_parts(boxes), 1):
         header = {str(i): {"name": b.name, "shape": b.shape, "starts": b.starts} for i, b in enumerate(part)}
         tensors = {str(i): box.tensor.contiguous() for i, box in enumerate(part)}

@@ -9,9 +9,16 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import (
+    DefaultSavePlanner,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    SavePlan,
+)
+from torch.distributed.tensor import DTensor
 
 from podium.utils.errors import UserError
+from podium.workers.engine.finite import require_finite
 
 # The writer builds a file in memory before it writes it.
 _FILE_BYTES = 2**31
@@ -24,16 +31,27 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: str, group: Any = N
         group: of a backend for CPU tensors; the world where None.
 
     Raises:
-        OSError: on all ranks alike, also where only one could not write.
+        OSError: on all ranks alike, also where only one could not write, or holds a number that is not finite.
     """
     writer = HuggingFaceStorageWriter(path, fqn_to_index_mapping=_into_files(tensors), save_distributed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
-            dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+            dcp.save(dict(tensors), storage_writer=writer, planner=_FinitePlanner(), process_group=group)
         except dcp.CheckpointException as error:
             rank, (first, _) = next(iter(error.failures.items()))
             raise OSError(f"rank {rank} could not write {path}: {type(first).__name__}: {first}") from error
+
+
+class _FinitePlanner(DefaultSavePlanner):
+    """Looks at the tensors before any rank writes."""
+
+    def create_local_plan(self) -> SavePlan:
+        require_finite(
+            (name, tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+            for name, tensor in self.state_dict.items()
+        )
+        return super().create_local_plan()
 
 
 def read_tensors(tensors: Mapping[str, torch.Tensor], path: str, group: Any = None) -> None:

@@ -78,6 +78,12 @@ class MegatronHost(RestingHost, EngineRole):
             return str(error)
 
     @register(Dispatch.ONE_TO_ALL)
+    def spoil(self, rank: int) -> None:
+        """NaN in a parameter of one rank."""
+        if self.rank == rank:
+            next(self.engine._modules[0].parameters()).detach().view(-1)[0] = torch.nan
+
+    @register(Dispatch.ONE_TO_ALL)
     def weights(self, dtype: str = "float32") -> Tensors:
         return {name: tensor.clone() for name, tensor in self.engine.export(getattr(torch, dtype))}
 

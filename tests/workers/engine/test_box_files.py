@@ -66,6 +66,14 @@ def test_what_is_missing_or_other_is_refused(tmp_path: Path):
         read_boxes([TensorBox("w", (6, 9), (0, 0), torch.zeros(6, 9))], tmp_path)
 
 
+def test_what_is_not_finite_is_not_written(tmp_path: Path):
+    bad = grid(2, 1)
+    bad[1].tensor[2, 3] = torch.nan
+    with pytest.raises(OSError, match="1 of the 24 numbers of w are not finite"):
+        write_boxes(bad, tmp_path, 0)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
     with pytest.raises(OSError, match="nowhere"):
         write_boxes(grid(1, 1), tmp_path / "nowhere", 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from podium.protocol import Backend, ClassWithInitArgs, DataProto, ResourcePool, WorkerGroup
+from podium.protocol import Backend, ClassWithInitArgs, DataProto, ResourcePool, WorkerError, WorkerGroup
 from podium.trainer.config.shared import MegatronConfig
 from podium.utils.errors import UserError
 from tests.models.tiny import ragged_batch, save_tiny
@@ -66,6 +66,17 @@ def test_the_random_streams_of_each_rank_go_on(group: WorkerGroup, model: str):
     assert group.random_state() == states
     group.draw()
     assert group.random_state() == later != states
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_ranks_nan_keeps_all_from_saving(group: WorkerGroup, model: str, tmp_path: Path, rank: int):
+    """No rank waits for the one that does not write."""
+    group.build(model, TP2)
+    group.spoil(rank)
+    with pytest.raises(WorkerError, match=rf"rank {rank} could not write .*1 of the \d+ numbers of .* are not finite"):
+        group.save(str(tmp_path))
+    group.build(model, TP2)
+    group.save(str(tmp_path))
 
 
 def test_a_checkpoint_of_another_model_is_refused(group: WorkerGroup, model: str, tmp_path: Path):
