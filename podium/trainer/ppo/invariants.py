@@ -34,6 +34,9 @@ class Invariants:
         rough = "bfloat16" in (compute, rollout.dtype)
         self._group, self._stops = rollout.n, config.trainer.invariants == "stop"
         self._mini_rows = mini_rows
+        failures = _Rule(
+            config.reward_model.max_failure_rate / 2, "responses without a score; twice as many end the run"
+        )
         self._rules = {
             "invariants/incomplete_groups": _Rule(0, "prompts that do not have actor_rollout_ref.rollout.n responses"),
             "invariants/tokens_after_end": _Rule(0, "responses that go on after their end-of-sequence token"),
@@ -42,9 +45,8 @@ class Invariants:
                 6,
                 "a mini-batch whose mean advantage is so many standard errors from the batch's is no sample of it",
             ),
-            "reward/failure_rate": _Rule(
-                config.reward_model.max_failure_rate / 2, "responses without a score; twice as many end the run"
-            ),
+            "reward/failure_rate": failures,
+            "reward_model/failure_rate": failures,
         }
         if not algorithm.rollout_correction.bypass_mode:  # there the old log-probs are the rollout's
             self._rules["training/first_ratio_dev_max"] = _Rule(

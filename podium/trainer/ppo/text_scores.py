@@ -10,12 +10,11 @@ import torch
 
 from podium.protocol import DataProto, WorkerGroup
 from podium.trainer.config.reward import RewardModelConfig
-from podium.trainer.ppo.model_reward import ModelReward, TokenScores
+from podium.trainer.ppo.model_reward import ModelReward, Noting, TokenScores, outcomes_of
 from podium.trainer.ppo.reward_reader import Encode, Reader, read_verdict
 from podium.trainer.ppo.source import generate
 from podium.utils.dataset_text import pad_rows
 from podium.utils.errors import UserError
-from podium.workers.reward.failures import FailureLog
 from podium.workers.reward.judge import Verdict
 from podium.workers.reward.manager import score_requests
 from podium.workers.reward.outcome import Outcome
@@ -40,33 +39,27 @@ def build_model_reward(
         run_dir: where samples without a score are kept.
         seed: of the run.
     """
+    name = "judge" if config.style == "generative" else "reward model"
+    noting = Noting(f"{name} {config.model.path}", tokenizer, config.max_failure_rate, run_dir)
     if reader is None:
-        return ModelReward(TokenScores(group), config)
+        return ModelReward(TokenScores(group, noting), config)
     answer: Answer
     if config.style == "generative":
-        answer, name = AskedJudge(group, config, read_verdict(config.judge), reader.tokenizer, seed), "judge"
+        answer = AskedJudge(group, config, read_verdict(config.judge), reader.tokenizer, seed)
     else:
-        answer, name = ReadByModel(group, reader.tokenizer.pad_token_id), "reward model"
-    name = f"{name} {config.model.path}"
-    scores = TextScores(name, reader.encode, answer, tokenizer, config.max_failure_rate, run_dir)
-    return ModelReward(scores, config)
+        answer = ReadByModel(group, reader.tokenizer.pad_token_id)
+    return ModelReward(TextScores(reader.encode, answer, tokenizer, noting), config)
 
 
 class TextScores:
-    """Puts each response into the model's words and takes note of those that end without a score.
+    """Puts each response into the model's words.
 
     Args:
-        name: what scores, for messages.
         tokenizer: the policy's.
-        run_dir: where samples without a score are kept.
     """
 
-    def __init__(
-        self, name: str, encode: Encode, answer: Answer, tokenizer: Any, max_failure_rate: float, run_dir: Path
-    ):
-        self._encode, self._answer, self._tokenizer = encode, answer, tokenizer
-        self._failures = FailureLog(name, max_failure_rate, prefix="reward_model")
-        self._failures.keep_in(run_dir)
+    def __init__(self, encode: Encode, answer: Answer, tokenizer: Any, noting: Noting):
+        self._encode, self._answer, self._tokenizer, self._noting = encode, answer, tokenizer, noting
 
     def __call__(self, batch: DataProto) -> tuple[torch.Tensor, dict[str, float]]:
         """Scores (B,) float32, NaN where there is none; and the shares of failures.
@@ -84,11 +77,7 @@ class TextScores:
                 outcomes[row] = Outcome("error", reason=str(error))
         if readable:
             outcomes.update(zip(readable, self._answer(list(readable.values())), strict=True))
-        in_order = [outcomes[row] for row in range(len(requests))]
-        indices = batch.non_tensor_batch.get("index", range(len(requests)))
-        metrics = self._failures(requests, in_order, list(indices))
-        scores = [torch.nan if outcome.score is None else outcome.score for outcome in in_order]
-        return torch.tensor(scores, dtype=torch.float32), metrics
+        return self._noting(batch, [outcomes[row] for row in range(len(requests))], requests)
 
 
 class ReadByModel:
@@ -111,7 +100,7 @@ class ReadByModel:
                 }
             )
         ).batch["rm_scores"]
-        return [_finite(score) for score in scores.sum(dim=-1).tolist()]
+        return outcomes_of(scores)
 
 
 class AskedJudge:
@@ -142,9 +131,3 @@ class AskedJudge:
     def _seeds(self, rows: list[list[int]]) -> torch.Tensor:
         digests = [hashlib.sha256(np.array([self._seed, *row]).tobytes()).digest()[:8] for row in rows]
         return torch.tensor([int.from_bytes(digest, "little") >> 2 for digest in digests])
-
-
-def _finite(score: float) -> Outcome:
-    if not np.isfinite(score):
-        return Outcome("error", reason=f"the reward model gives {score}; expected a finite number")
-    return Outcome("score", score=score)

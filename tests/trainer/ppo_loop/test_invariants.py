@@ -64,6 +64,7 @@ def test_a_step_in_order():
         (WHOLE, {"training/first_ratio_dev_max": float("nan")}, "training/first_ratio_dev_max is nan"),
         (WHOLE, {"training/rollout_log_probs_diff_mean": 0.5}, "training/rollout_log_probs_diff_mean is 0.5"),
         (WHOLE, {"reward/failure_rate": 0.2}, "reward/failure_rate is 0.2, the limit is 0.125"),
+        (WHOLE, {"reward_model/failure_rate": 0.2}, "reward_model/failure_rate is 0.2, the limit is 0.125"),
         (WHOLE, {"training/weight_version": 8}, "invariants/other_weight_versions is 4"),
         (batch([[5, EOS]] * 4, "aabb", (6, 7)), {}, "invariants/other_weight_versions is 1"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from podium.protocol import DataProto
 from podium.trainer.config import PPOConfig, check_config, load_config
 from podium.trainer.config.reward import OverlongBufferConfig, RewardModelConfig
 from podium.trainer.main_ppo import train
-from podium.trainer.ppo.model_reward import ModelReward, TokenScores, normalized
+from podium.trainer.ppo.model_reward import ModelReward, Noting, TokenScores, normalized
 from podium.trainer.ppo.scoring import Scoring
 from podium.utils.errors import UserError
 from podium.utils.torch_functional import place_on_last_token
@@ -39,8 +40,13 @@ def function(given: DataProto, outcomes: None = None) -> DataProto:
     return DataProto.from_dict({"token_level_scores": scores}, meta_info={"metrics": {"reward/score/mean": 1.0}})
 
 
-def test_the_model_alone():
-    model = ModelReward(TokenScores(Group([2.0, 4.0, 9.0])), RewardModelConfig(enable=True, weight=0.5))
+def reads_tokens(scores: list[float], run_dir: Path, most: float = 0.25) -> TokenScores:
+    tokenizer = SimpleNamespace(batch_decode=lambda ids, **_: [str(row) for row in ids], eos_token_id=1)
+    return TokenScores(Group(scores), Noting("reward model rm", tokenizer, most, run_dir))
+
+
+def test_the_model_alone(tmp_path):
+    model = ModelReward(reads_tokens([2.0, 4.0, 9.0], tmp_path), RewardModelConfig(enable=True, weight=0.5))
     scored = Scoring(None, OverlongBufferConfig(), 5, model)(batch(3, 1, 0))
     assert scored.batch["token_level_scores"].tolist() == [[0, 0, 1, 0, 0], [2, 0, 0, 0, 0], [0] * 5]
     assert scored.batch["sequence_scores"].tolist() == [1, 2, 0]
@@ -50,17 +56,16 @@ def test_the_model_alone():
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_beside_a_function(weight):
-    model = ModelReward(TokenScores(Group([2.0, 4.0])), RewardModelConfig(enable=True))
+def test_beside_a_function(weight, tmp_path):
+    model = ModelReward(reads_tokens([2.0, 4.0], tmp_path), RewardModelConfig(enable=True))
     scored = Scoring(function, OverlongBufferConfig(), 5, model, weight)(batch(3, 1))
     assert scored.batch["sequence_scores"].tolist() == [2 + weight, 4 + weight]
     assert scored.meta_info["metrics"]["reward/score/mean"] == 1.0, "the function's own score is reported as it is"
 
 
-def test_a_response_that_the_model_cannot_score_is_left_out():
-    def scores(given: DataProto):
-        return torch.tensor([2.0, torch.nan, 4.0]), {"reward_model/error_rate": 1 / 3}
-
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_response_that_the_model_cannot_score_is_left_out(tmp_path, capsys, bad):
+    scores = reads_tokens([2.0, bad, 4.0], tmp_path, 0.5)
     model = ModelReward(scores, RewardModelConfig(enable=True, normalize="batch"))
     scored = Scoring(function, OverlongBufferConfig(), 5, model, 0.0)(batch(3, 1, 2))
     assert scored.batch["scored"].tolist() == [True, False, True]
@@ -68,6 +73,11 @@ def test_a_response_that_the_model_cannot_score_is_left_out():
     assert scored.batch["sequence_scores"].tolist() == pytest.approx([-1, torch.nan, 1], nan_ok=True)
     metrics = scored.meta_info["metrics"]
     assert metrics["reward_model/score/mean"] == 3.0 and metrics["reward_model/error_rate"] == 1 / 3
+    assert "reward model rm: first error, on sample 1 of the batch (data row 1)" in capsys.readouterr().out
+    [kept] = (tmp_path / "reward_failures.jsonl").read_text().splitlines()
+    assert f"the reward model gives {bad}; expected a finite number" in json.loads(kept)["reason"]
+    with pytest.raises(UserError, match=r"reward model rm gave no score for 1 of 3 .*max_failure_rate=0.25"):
+        ModelReward(reads_tokens([2.0, bad, 4.0], tmp_path), RewardModelConfig(enable=True))(batch(3, 1, 2))
 
 
 def test_normalisation_leaves_out_empty_responses():
