@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -12,12 +13,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import ClassVar
 
 from podium.protocol.errors import timed_out
 
 GRACE_S = 30.0
 """From the interrupt to the end of the process, where the call does not come back."""
 _SIGNAL = signal.SIGUSR2
+_DAY_S = 86400.0  # what a lock can wait for has a limit
 
 
 class _Late(BaseException):
@@ -38,13 +41,14 @@ def watching(role: str, method: str, seconds: float | None) -> Iterator[None]:
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(_SIGNAL, _interrupt)
-    watch = _Watch(role, method, seconds)
+    before = signal.signal(_SIGNAL, _raise_late)
+    watcher, call = _Watcher.running(), _Call(f"{role}.{method}", seconds)
+    watcher.begin(call)
     try:
         try:
             yield
         finally:
-            watch.end()
+            watcher.end(call)
     except _Late as late:
         error = timed_out(method, [(role, 0)], seconds)
         error.add_note("it was at:\n" + "".join(traceback.format_tb(late.__traceback__)[1:-1]))
@@ -53,39 +57,71 @@ def watching(role: str, method: str, seconds: float | None) -> Iterator[None]:
         signal.signal(_SIGNAL, before)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_late(number: int, frame: FrameType | None) -> None:
     raise _Late
 
 
-class _Watch:
-    """Counts the seconds, in a thread of its own."""
+class _Call:
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name, self.seconds = name, seconds
+        self.until, self.is_late = time.monotonic() + seconds, False
 
-    def __init__(self, role: str, method: str, seconds: float) -> None:
-        self._name, self._seconds = f"{role}.{method}", seconds
-        self._lock, self._ended, self._is_late = threading.Lock(), threading.Event(), False
-        self._timer = threading.Timer(seconds, self._on_late)
-        self._timer.daemon = True
-        self._timer.start()
 
-    def end(self) -> None:
-        """The call is over."""
-        with self._lock:
-            self._ended.set()
-            self._timer.cancel()
-        if self._is_late:
+class _Watcher(threading.Thread):
+    """Looks at the clock, for one call after the other: a thread a call would cost more than most calls."""
+
+    _instance: ClassVar[_Watcher | None] = None
+
+    @classmethod
+    def running(cls) -> _Watcher:
+        """The process's own; a forked process has none at first."""
+        if cls._instance is None or not cls._instance.is_alive():
+            cls._instance = cls()
+            cls._instance.start()
+        return cls._instance
+
+    def __init__(self) -> None:
+        super().__init__(name="deadline", daemon=True)
+        self._changed = threading.Condition()
+        self._call: _Call | None = None
+        self._wakes = math.inf
+        """When the thread looks next by itself; it need not be woken for a deadline that is later."""
+
+    def begin(self, call: _Call) -> None:
+        with self._changed:
+            self._call = call
+            if call.until < self._wakes:
+                self._changed.notify()
+
+    def end(self, call: _Call) -> None:
+        with self._changed:
+            self._call = None
+            if call.is_late:
+                self._changed.notify()
+        if call.is_late:
             time.sleep(0.01)  # the signal, if it is not here yet, comes here and not later
 
-    def _on_late(self) -> None:
+    def run(self) -> None:
+        with self._changed:
+            while True:
+                call = self._call
+                self._wakes = call.until if call is not None else math.inf
+                self._changed.wait(None if call is None else max(0.0, min(call.until - time.monotonic(), _DAY_S)))
+                call = self._call
+                if call is not None and time.monotonic() >= call.until:
+                    self._interrupt(call)
+
+    def _interrupt(self, call: _Call) -> None:
         main = threading.main_thread().ident
         assert main is not None
-        with self._lock:
-            if self._ended.is_set() or _is_debugging(main):
-                return
-            self._is_late = True
-            signal.pthread_kill(main, _SIGNAL)
-        if not self._ended.wait(GRACE_S):
+        if _is_debugging(main):
+            call.until = math.inf
+            return
+        call.is_late = True
+        signal.pthread_kill(main, _SIGNAL)
+        if not self._changed.wait_for(lambda: self._call is not call, GRACE_S):
             text = (
-                f"{self._name} did not finish within {self._seconds:g} s, and was not to be interrupted in {GRACE_S:g} "
+                f"{call.name} did not finish within {call.seconds:g} s, and was not to be interrupted in {GRACE_S:g} "
                 "s more: the process ends here; the stacks of its threads:\n"
             )
             sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,9 +72,34 @@ def test_other_errors_and_calls_without_a_limit_are_left_alone():
         1 / 0  # noqa: B018
     with pytest.raises(KeyboardInterrupt), watching("role", "method", 5.0):
         signal.raise_signal(signal.SIGINT)
-    threads = threading.active_count()
+    before = signal.getsignal(signal.SIGUSR2)
     with watching("role", "method", None):
-        assert threading.active_count() == threads
+        assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_one_thread_keeps_every_deadline():
+    """Also a nearer one than it is waiting for, and one after a call that was late."""
+    with watching("role", "method", 1000.0):
+        pass
+    threads = threading.active_count()
+    for _ in range(3):
+        _within(1000.0, lambda: None)
+        with pytest.raises(WorkerTimeout, match=r"role\.method did not finish within 0\.1 s"):
+            _within(0.1, lambda: time.sleep(60))
+    assert threading.active_count() == threads
+
+
+def test_a_forked_process_has_its_own():
+    _within(1000.0, lambda: None)
+    child = os.fork()
+    if child == 0:
+        try:
+            _within(0.1, lambda: time.sleep(60))
+        except WorkerTimeout:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def in_a_thread() -> None:
