@@ -13,7 +13,7 @@ from podium.workers.weight_sync.checksum import same_bits, tensor_checksum
 from podium.workers.weight_sync.plan import Message, ReshardPlan
 from podium.workers.weight_sync.stream import Part
 
-_ALONE = 512 << 10
+_ALONE = 128 << 10
 """Bytes of a part from which on it is worth a message of its own: then it need not be packed."""
 
 

@@ -1,4 +1,4 @@
-"""Actor and rollout share nothing: packed buckets over a process group of their own, nccl or gloo."""
+"""Actor and rollout share nothing: buckets over connections of their own, nccl's or, on a CPU, TCP."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,7 +10,8 @@ from torch.distributed import distributed_c10d
 from podium.utils.device import is_cuda, tcp_store
 from podium.utils.errors import UserError
 from podium.workers.weight_sync.transport.base import TRANSPORT_KEY, Link, Place, Sync, Transport
-from podium.workers.weight_sync.transport.exchange import Exchange
+from podium.workers.weight_sync.transport.exchange import Exchange, GroupCarrier
+from podium.workers.weight_sync.transport.wires import Wires
 
 
 class BroadcastTransport(Transport):
@@ -24,7 +25,8 @@ class BroadcastTransport(Transport):
             raise UserError(f"{TRANSPORT_KEY}=broadcast: actor and rollout share their processes; use colocated")
 
     def connect(self) -> None:
-        self._exchange = Exchange(self.link, _join(self.link))
+        carrier = GroupCarrier(self.link, _join(self.link)) if is_cuda() else Wires(self.link)
+        self._exchange = Exchange(self.link, carrier)
 
     def transfer(self, sync: Sync) -> None:
         self._exchange(sync)
@@ -34,7 +36,7 @@ class BroadcastTransport(Transport):
 
 
 def _join(link: Link) -> Any:
-    """A group of all the link's processes, whose default groups know nothing of each other."""
+    """An nccl group of all the link's processes, whose default groups know nothing of each other."""
     host, port = link.rendezvous
     timeout, size = timedelta(seconds=link.settings.timeout_s), len(link.places)
     store = tcp_store(host, port, link.rank == 0, timeout, size)
@@ -43,7 +45,7 @@ def _join(link: Link) -> Any:
         size,
         link.rank,
         [],
-        distributed_c10d.Backend("nccl" if is_cuda() else "gloo"),
+        distributed_c10d.Backend("nccl"),
         dist.PrefixStore(name, store),
         group_name=distributed_c10d.GroupName(name),
         timeout=timeout,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from podium.utils.errors import UserError
 from podium.workers.weight_sync.transport.base import TRANSPORT_KEY, Place, Sync, Transport
-from podium.workers.weight_sync.transport.exchange import Exchange
+from podium.workers.weight_sync.transport.exchange import Exchange, GroupCarrier
 
 
 class ColocatedTransport(Transport):
@@ -27,7 +27,8 @@ class ColocatedTransport(Transport):
     def connect(self) -> None:
         # A group of its own: after a sync that failed, nothing of it is left in the trainer's.
         timeout = timedelta(seconds=self.link.settings.timeout_s)
-        self._exchange = Exchange(self.link, dist.new_group(timeout=timeout) if len(self.link.places) > 1 else None)
+        group = dist.new_group(timeout=timeout) if len(self.link.places) > 1 else None
+        self._exchange = Exchange(self.link, GroupCarrier(self.link, group))
 
     def transfer(self, sync: Sync) -> None:
         self._exchange(sync)

@@ -2,7 +2,8 @@
 
 import math
 from datetime import timedelta
-from typing import Any
+from itertools import product
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -91,48 +92,65 @@ def _frame_bytes(bucket: Bucket) -> int:
     return math.ceil(bucket.nbytes / _ALIGNMENT) * _ALIGNMENT + _TRAILER
 
 
-class Carrier:
-    """Point-to-point messages in a process group whose ranks are numbers of the link's processes."""
+class Carrier(Protocol):
+    """Point-to-point messages between the link's processes, by number; those of a pair arrive in order."""
+
+    def start(self, sync: Sync, receives: list[tuple[torch.Tensor, int]], sends: list[tuple[torch.Tensor, int]]) -> Any:
+        """Starts messages (uint8 or int64, flat) from and to processes; returns what `finish` takes.
+
+        Raises:
+            WeightSyncError: one of them is gone.
+        """
+
+    def finish(self, sync: Sync, running: Any) -> None:
+        """Waits for messages that were started.
+
+        Raises:
+            WeightSyncError: names the processes that were waited for.
+        """
+
+    def close(self) -> None:
+        """Others that still wait for this process hear that it is gone."""
+
+
+Running = list[tuple[str, Any]]
+"""Messages under way: for each, the phase that it is in errors, and what to wait for."""
+
+
+class GroupCarrier:
+    """A `Carrier` in a process group.
+
+    Args:
+        group: of all the link's processes, in the order of their numbers; None where there is nothing to carry.
+    """
 
     def __init__(self, link: Link, group: Any):
         self._link, self._group = link, group
-        self._running: list[tuple[str, Any]] = []
 
     def close(self) -> None:
-        """Ends the group: others that still wait for this process hear of it."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
     def start(
         self, sync: Sync, receives: list[tuple[torch.Tensor, int]], sends: list[tuple[torch.Tensor, int]]
-    ) -> None:
-        """Starts messages from and to processes, by number.
-
-        Raises:
-            WeightSyncError: one of them is gone.
-        """
+    ) -> Running:
         ops = [dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=source) for buffer, source in receives]
         ops += [dist.P2POp(dist.isend, buffer, group=self._group, group_peer=peer) for buffer, peer in sends]
         phases = [f"receiving from {self._link.places[source].label}" for _, source in receives]
         phases += [f"sending to {self._link.places[peer].label}" for _, peer in sends]
         if not ops:
-            return
+            return []
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
             raise sync.deadline.error(", ".join(phases), str(error).splitlines()[0]) from error
         # nccl makes one work of a batch.
-        named = zip(phases, works, strict=True) if len(works) == len(phases) else [(", ".join(phases), works[0])]
-        self._running += list(named)
+        return list(zip(phases, works, strict=True)) if len(works) == len(phases) else [(", ".join(phases), works[0])]
 
-    def finish(self, sync: Sync) -> None:
-        """Waits for all that was started.
-
-        Raises:
-            WeightSyncError: names the process that was waited for.
-        """
-        running, self._running = self._running, []
-        for phase, work in running:
+    def finish(self, sync: Sync, running: Running) -> None:
+        # Those of a pair arrive in order: whoever waits for the last is woken once, not for each, while both processes
+        # have bytes to copy.
+        for phase, work in reversed(running):
             left = timedelta(seconds=sync.deadline.left(phase))
             try:
                 work.wait(left)
@@ -144,14 +162,13 @@ class Exchange:
     """Carries lanes from process to process.
 
     A large part of a tensor that lies in memory as it travels is sent from there, and received there. The rest is
-    packed while the bucket before it travels, and unpacked while the next arrives.
+    packed while the bucket before it travels, and unpacked while the next arrives. A bucket is started before the one
+    ahead of it has arrived, so that the processes never wait for each other with nothing under way.
 
-    Args:
-        group: of all the link's processes, in the order of their numbers.
     """
 
-    def __init__(self, link: Link, group: Any):
-        self._link, self._carrier = link, Carrier(link, group)
+    def __init__(self, link: Link, carrier: Carrier):
+        self._link, self._carrier = link, carrier
         self._sends = [(lane, _slots(lane)) for lane in link.lanes if lane.source == link.rank]
         self._receives = [(lane, _slots(lane)) for lane in link.lanes if lane.source != link.rank]
         self._steps = max((len(lane.buckets) for lane in link.lanes), default=0)
@@ -166,46 +183,44 @@ class Exchange:
             WeightSyncError: names the process that did not answer or has another version, or the tensors that differ.
         """
         self._agree(sync)
-        self._start(sync, 0, self._lend(sync, 0))
+        running = self._start(sync, 0)
         sync.copy_local()  # while the first buckets travel
         for step in range(self._steps):
-            lent = self._lend(sync, step + 1)
-            self._carrier.finish(sync)
-            self._start(sync, step + 1, lent)
+            # Its slots are free: the bucket that was in them, two steps back, has been sent, and written to the engine.
+            following = self._start(sync, step + 1)
+            self._carrier.finish(sync, running)
             for lane, slots in self._receives:
                 if step < len(lane.buckets):
                     slots[step % 2].settle(sync, step)
+            running = following
 
     def _agree(self, sync: Sync) -> None:
         """Makes sure, before anything is written to the engine, that all who send to it send this version."""
         sent = torch.tensor([sync.version], device=device())
         coming = {lane.source: torch.empty_like(sent) for lane, _ in self._receives}
         peers = dict.fromkeys(peer for lane, _ in self._sends for peer in lane.destinations)
-        self._carrier.start(sync, [(come, source) for source, come in coming.items()], [(sent, peer) for peer in peers])
-        self._carrier.finish(sync)
+        receives, sends = [(come, source) for source, come in coming.items()], [(sent, peer) for peer in peers]
+        self._carrier.finish(sync, self._carrier.start(sync, receives, sends))
         for source, come in coming.items():
             if int(come) != sync.version:
                 label = self._link.places[source].label
                 raise sync.deadline.error(f"receiving from {label}", f"it sends version {int(come)}")
 
-    def _lend(self, sync: Sync, step: int) -> list[tuple[torch.Tensor, int]]:
-        """The messages to be sent in a step, by destination."""
-        lent = []
-        for lane, slots in self._sends:
-            if step < len(lane.buckets):
-                messages = slots[step % 2].lend(sync, step)
-                lent += [(message, destination) for destination in lane.destinations for message in messages]
-        return lent
-
-    def _start(self, sync: Sync, step: int, lent: list[tuple[torch.Tensor, int]]) -> None:
+    def _start(self, sync: Sync, step: int) -> Any:
+        lent = [
+            (message, destination)
+            for lane, slots in self._sends
+            if step < len(lane.buckets)
+            for message, destination in product(slots[step % 2].lend(sync, step), lane.destinations)
+        ]
         expected = [
             (message, lane.source)
             for lane, slots in self._receives
             if step < len(lane.buckets)
             for message in slots[step % 2].expect(sync, step)
         ]
-        self._carrier.start(sync, expected, lent)
         sync.report.bytes_sent += sum(len(message) for message, _ in lent)
+        return self._carrier.start(sync, expected, lent)
 
 
 def _slots(lane: Lane) -> list[Frame]:

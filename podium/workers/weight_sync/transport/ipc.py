@@ -11,7 +11,7 @@ from podium.utils.errors import UserError
 from podium.workers.weight_sync.lane import Lane, lanes_of
 from podium.workers.weight_sync.transport.base import TRANSPORT_KEY, Deadline, Link, Place, Sync, Transport
 from podium.workers.weight_sync.transport.channel import Channel, ChannelLost, Door, call_on
-from podium.workers.weight_sync.transport.exchange import Carrier, Frame
+from podium.workers.weight_sync.transport.exchange import Frame, GroupCarrier
 from podium.workers.weight_sync.transport.shared import SharedBuffer, attach, settle
 
 
@@ -60,7 +60,7 @@ class _Sender:
         readers = {key: _readers(places, lane, rank) for key, lane in served.items()}
         self._outboxes = {key: _Outbox(served[key]) for key, mine in readers.items() if mine}
         self._steps = max((len(lane.buckets) for lane in served.values()), default=0)
-        self._carrier = Carrier(link, _actor_group(link))
+        self._carrier = GroupCarrier(link, _actor_group(link))
         door = Door(link)
         try:
             for _ in range(sum(len(mine) for mine in readers.values())):
@@ -78,7 +78,7 @@ class _Sender:
     def __call__(self, sync: Sync) -> None:
         for step in range(self._steps):
             arriving = [outbox for outbox in self._foreign if step < len(outbox.lane.buckets)]
-            self._carrier.start(
+            running = self._carrier.start(
                 sync,
                 [(outbox.free(sync, step).part(step), outbox.lane.source) for outbox in arriving],
                 [(frame.pack(sync, step), to) for lane, frame, to in self._onward if step < len(lane.buckets)],
@@ -87,7 +87,7 @@ class _Sender:
                 if step < len(outbox.lane.buckets):
                     outbox.free(sync, step).pack(sync, step)
                     outbox.announce(sync, step)
-            self._carrier.finish(sync)
+            self._carrier.finish(sync, running)
             for outbox in arriving:
                 outbox.announce(sync, step)
         for outbox in self._outboxes.values():

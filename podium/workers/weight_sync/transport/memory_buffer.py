@@ -18,7 +18,7 @@ from podium.utils.piece import Piece
 from podium.workers.weight_sync.boxes import Box
 from podium.workers.weight_sync.checksum import as_int64, combined, tensor_checksum
 from podium.workers.weight_sync.transport.base import TRANSPORT_KEY, Place, Sync, Transport, WeightSyncError
-from podium.workers.weight_sync.transport.exchange import Exchange
+from podium.workers.weight_sync.transport.exchange import Exchange, GroupCarrier
 from podium.workers.weight_sync.transport.host import wait
 
 
@@ -52,7 +52,7 @@ class MemoryBufferTransport(Transport):
         self._memory = MegatronMemoryBufferForRollout(self._named)
         everyone = dist.new_group(timeout=timeout) if len(link.places) > 1 else None
         self.link = replace(link, source=lambda: list(self._pieces.values()))
-        self._exchange = Exchange(self.link, everyone)
+        self._exchange = Exchange(self.link, GroupCarrier(self.link, everyone))
 
     def _stage(self) -> FlatStage:
         assert self.link.stage is not None
