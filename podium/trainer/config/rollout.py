@@ -20,8 +20,8 @@ class WeightSyncConfig:
     transport: str = "auto"
     """How weights travel from the actor to the rollout: auto (by where they run) | colocated (within their processes) |
     memory_buffer (likewise, with the flat memory of a Megatron actor's stages) | ipc (shared memory of processes on one
-    device) | broadcast (a process group of its own, nccl or gloo) | cpu (a snapshot on each host) | sharded (a share on
-    each rank), or the name of a weight buffer that a plug-in registers (docs/weight_sync.md)."""
+    device) | broadcast (connections of its own, nccl's or, on a CPU, TCP) | cpu (a snapshot on each host) | sharded (a
+    share on each rank), or the name of a weight buffer that a plug-in registers (docs/weight_sync.md)."""
     frequency: int = 1
     """Iterations between syncs: with k, responses come from weights up to k - 1 updates of the actor old."""
     adapter_only: bool = False
@@ -30,7 +30,8 @@ class WeightSyncConfig:
     verify: str = "full"
     """Compare, bit for bit, what was sent with what generation uses: off | sample (an eighth each time) | full."""
     bucket_megabytes: int = 32
-    """Most that is packed together and sent at once; two such buffers are kept for each pair of ranks that exchange."""
+    """Most that is packed together and sent at once. A sync takes a few such buffers beside the weights: two for each
+    pair of ranks that exchange and one to verify (docs/weight_sync.md says which transports take more)."""
     timeout_s: float = 300.0
     """Longest that a sync may take before the run stops and names who waits for whom."""
 
