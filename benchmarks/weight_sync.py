@@ -1,12 +1,13 @@
 """Weight sync by each transport: GB/s, beside what this machine copies and what a bare gloo broadcast carries.
 
-    python benchmarks/weight_sync.py [--sizes 10M 135M 500M] [--transports colocated ipc cpu sharded broadcast]
+    python benchmarks/weight_sync.py [--sizes 10M 135M 500M] [--transports colocated memory_buffer ipc ...]
 
 One process trains and, except for colocated, another generates: bfloat16 tensors with the shapes of real layers, in the
-rollout fused as vLLM fuses them. A figure is the best of ``--repeats`` rounds; a round times each thing once, one right
-after the other, so that what else the machine does hits all alike. "CPU" compares CPU seconds, of the busier process:
-a figure for a machine with free cores. Verification is part of the last column's time only. At 135M also the way
-of one call and one handle a parameter, as in the first version of ChatLearn.
+rollout fused as vLLM fuses them. For memory_buffer, each of two processes trains half of the layers, as a stage of a
+pipeline, and generates with all of them. A figure is the best of ``--repeats`` rounds; a round times each thing once,
+one right after the other, so that what else the machine does hits all alike. "CPU" compares CPU seconds, of the busier
+process: a figure for a machine with free cores. Verification is part of the last column's time only. At 135M also the
+way of one call and one handle a parameter, as in the first version of ChatLearn.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from podium.protocol.backend import free_port
+from podium.utils.memory_buffer import FlatStage, WeightBuffers, build_memory_buffer, build_memory_reference
 from podium.utils.piece import Piece
 from podium.workers.rollout.base import Output, Request, RolloutEngine
 from podium.workers.weight_sync.connection import connect, describe
@@ -35,7 +37,7 @@ SHAPES = {
     "135M": (576, 1536, 30, 9, 3, 64, 49_152),  # SmolLM2
     "500M": (896, 4864, 24, 14, 2, 64, 151_936),  # Qwen2.5
 }
-TRANSPORTS = ("colocated", "ipc", "cpu", "sharded", "broadcast")
+TRANSPORTS = ("colocated", "memory_buffer", "ipc", "cpu", "sharded", "broadcast")
 DTYPE = torch.bfloat16
 TIMEOUT_S = 600.0
 
@@ -62,6 +64,11 @@ def fused_shapes(size: str) -> list[list[tuple[str, int, int]]]:
     return parameters
 
 
+def bytes_of(size: str) -> int:
+    """Of all parameters."""
+    return sum(rows * columns for stacked in fused_shapes(size) for _, rows, columns in stacked) * DTYPE.itemsize
+
+
 def trainer_pieces(size: str) -> list[Piece]:
     """Tensors of the checkpoint, each with memory of its own."""
     whole = [part for stacked in fused_shapes(size) for part in stacked]
@@ -80,6 +87,19 @@ def rollout_pieces(size: str) -> list[Piece]:
 
 def piece(name: str, tensor: torch.Tensor) -> Piece:
     return Piece(name, (0, 0), tuple(tensor.shape), tensor)
+
+
+def as_stage(pieces: list[Piece]) -> FlatStage:
+    """Moves them into flat memory: a stage of a pipeline, of one chunk, of processes 0 and 1."""
+    meta = {each.name: {"shape": each.tensor.shape, "dtype": DTYPE} for each in pieces}
+    buffers = build_memory_buffer(meta)
+    for view, each in zip(build_memory_reference(meta, buffers).values(), pieces, strict=True):
+        view.copy_(each.tensor)
+    return FlatStage((0, 1), meta, buffers, in_stages)
+
+
+def in_stages(weights: WeightBuffers) -> list[Piece]:
+    return [piece(name, tensor) for stage in weights for name, tensor in stage.items()]
 
 
 class BareEngine(RolloutEngine):
@@ -126,29 +146,37 @@ class Stopwatch:
 
 
 class Side:
-    """What one process does when it is told."""
+    """What one process does when it is told.
 
-    def __init__(self, size: str, trains: bool, generates: bool):
+    Args:
+        stage: of a pipeline of two, which is what it trains.
+    """
+
+    def __init__(self, size: str, trains: bool, generates: bool, stage: int | None = None):
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self._pieces = trainer_pieces(size) if trains else []
         self._engine = BareEngine(size) if generates else None
         self._transport: Transport | None = None
         self._version = 0
-        held = self._pieces or (self._engine.pieces() if self._engine else [])
-        nbytes = sum(piece.tensor.nbytes for piece in held)
+        nbytes = bytes_of(size)
+        self._stage: FlatStage | None = None
+        if stage is not None:
+            half = len(self._pieces) // 2
+            self._stage = flat = as_stage(self._pieces[half:] if stage else self._pieces[:half])
+            self._pieces = in_stages([build_memory_reference(flat.meta, flat.buffers)])
         self._flat = torch.ones(nbytes, dtype=torch.uint8)
         self._other = torch.zeros(nbytes, dtype=torch.uint8)
 
     def endpoint(self, label: str) -> Any:
-        return describe(label, (lambda: self._pieces) if self._pieces else None, self._engine)
+        return describe(label, (lambda: self._pieces) if self._pieces else None, self._engine, lambda: self._stage)
 
     def connect(self, transport: str, endpoints: list[Any], rank: int, verify: str) -> None:
         if self._transport is not None:
             self._transport.close()
         source = (lambda: self._pieces) if self._pieces else None
         settings = SyncSettings(verify, timeout_s=TIMEOUT_S)
-        self._transport = connect(transport, endpoints, rank, settings, source, self._engine)
+        self._transport = connect(transport, endpoints, rank, settings, source, self._engine, lambda: self._stage)
 
     def sync(self) -> Seconds:
         assert self._transport is not None
@@ -229,8 +257,17 @@ def together(processes: list[Process], method: str) -> Seconds:
     return max(clock), max(cpu)
 
 
+def joined(processes: list[Process]) -> None:
+    """Makes them a world."""
+    port = free_port()
+    for rank, process in enumerate(processes):
+        process.start("join", rank, port)
+    for process in processes:
+        process.result()
+
+
 def connected(processes: list[Process], transport: str, verify: str) -> None:
-    labels = ["actor rank 0", "rollout rank 0"]
+    labels = ["rank 0", "rank 1"]
     endpoints = [process("endpoint", label) for process, label in zip(processes, labels, strict=False)]
     for rank, process in enumerate(processes):
         process.start("connect", transport, endpoints, rank, verify)
@@ -240,19 +277,18 @@ def connected(processes: list[Process], transport: str, verify: str) -> None:
 
 def measure(size: str, transports: list[str], repeats: int) -> None:
     """Prints the rows of one size."""
-    nbytes = sum(rows * columns for stacked in fused_shapes(size) for _, rows, columns in stacked) * DTYPE.itemsize
+    nbytes = bytes_of(size)
     for transport in transports:
         if transport == "colocated":
             processes = [Process(size, True, True)]
+        elif transport == "memory_buffer":
+            processes = [Process(size, True, True, stage) for stage in range(2)]
         else:
             processes = [Process(size, True, False), Process(size, False, True)]
         things: dict[str, Callable[[], Seconds]] = {"copy": lambda p=processes: p[-1]("copy")}
+        if transport in ("broadcast", "memory_buffer"):
+            joined(processes)
         if transport == "broadcast":
-            port = free_port()
-            for rank, process in enumerate(processes):
-                process.start("join", rank, port)
-            for process in processes:
-                process.result()
             things["gloo"] = lambda p=processes: together(p, "broadcast")
         things["sync"] = lambda p=processes: together(p, "sync")
         connected(processes, transport, "off")
