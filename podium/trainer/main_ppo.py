@@ -47,6 +47,7 @@ def train(
     from podium.trainer.ppo.run import PPORun
     from podium.trainer.resume import resume_run
     from podium.utils.redact import redact
+    from podium.utils.run_lock import only_run
     from podium.utils.tracking import check_loggers, make_run_dir
     from podium.workers.reward.build import build_scorer
     from podium.workers.reward.manager import RewardManager
@@ -79,18 +80,18 @@ def train(
         scorer = build_scorer(config.reward_model, function)
         reward = RewardManager(scorer, tokenizer, max_failure_rate=config.reward_model.max_failure_rate)
         check_rewards(config, reward, datasets)
-    make_run_dir(config.trainer.default_local_dir)
-    plain = redact(dataclasses.asdict(config))
-    resume = resume_run(config.trainer, plain, train_set.fingerprint(), plan.total_steps)
-    if resume is not None and resume.step >= plan.total_steps and not config.trainer.val_only:
-        return {}
-    print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
-    print(plan.describe(config, device), flush=True)
-    if reward is not None:
-        reward.failures.keep_in(config.trainer.default_local_dir)
-    run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer, reader)
-    with closing(reward) if reward is not None else nullcontext():
-        validation = run.train(resume, last_step, after)
+    with only_run(make_run_dir(config.trainer.default_local_dir)):
+        plain = redact(dataclasses.asdict(config))
+        resume = resume_run(config.trainer, plain, train_set.fingerprint(), plan.total_steps)
+        if resume is not None and resume.step >= plan.total_steps and not config.trainer.val_only:
+            return {}
+        print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
+        print(plan.describe(config, device), flush=True)
+        if reward is not None:
+            reward.failures.keep_in(config.trainer.default_local_dir)
+        run = PPORun(config, plain, plan, device, roles, train_set, val_set, reward, tokenizer, reader)
+        with closing(reward) if reward is not None else nullcontext():
+            validation = run.train(resume, last_step, after)
     print(f"run directory: {config.trainer.default_local_dir}", flush=True)
     return validation
 

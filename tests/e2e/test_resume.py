@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from podium.utils.run_lock import only_run
 from tests.e2e.commands import PPO, SFT, Preloaded, Result, metrics
 from tests.small_task import SmallTask
 
@@ -237,3 +239,13 @@ def test_what_a_resumed_run_may_change(command: Preloaded, task: SmallTask, tmp_
     result = command(PPO, task.ppo(run_dir, trainer__total_training_steps=3))
     finished(result)
     assert [row["step"] for row in metrics(run_dir)] == [0, 1, 2, 3]
+
+
+def test_one_run_at_a_time(command: Preloaded, task: SmallTask, tmp_path: Path):
+    ppo, sft = tmp_path / "ppo", tmp_path / "sft"
+    for run_dir, program, argv in ((ppo, PPO, task.ppo(ppo)), (sft, SFT, task.sft(sft))):
+        run_dir.mkdir()
+        (run_dir / "global_step_1.tmp").mkdir()
+        with only_run(run_dir):
+            refused(command(program, argv), f"{run_dir} is in use by another run (process {os.getpid()} on ")
+        assert sorted(path.name for path in run_dir.iterdir()) == ["global_step_1.tmp", "run.lock"]

@@ -15,6 +15,7 @@ from podium.trainer.resume import metrics_from, resume_run
 from podium.trainer.sft.loop import SupervisedTrainer
 from podium.utils.errors import UserError
 from podium.utils.redact import redact
+from podium.utils.run_lock import only_run
 from podium.utils.tracking import Tracking, check_loggers, make_run_dir
 
 
@@ -66,45 +67,54 @@ def run_supervised(
     check_loggers(trainer.logger)
     device = resolve_device(trainer.device)
     run_dir = make_run_dir(trainer.default_local_dir).resolve()
-    plain = redact(dataclasses.asdict(config))
-    resume = resume_run(trainer, plain, train_set.fingerprint(), plan.total_steps)
-    if resume is not None and resume.step >= plan.total_steps:
-        return {}
-    print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
-    engine = engine_name(config.strategy, config.megatron, config.model.lora_rank)
-    print(
-        f"plan  {plan.ranks} rank(s), engine {engine}, {plan.total_steps} steps of {config.data.train_batch_size} "
-        f"rows, micro-batch {plan.micro}",
-        flush=True,
-    )
-    if line := offload_line(name, config.strategy, config, device):
-        print(f"plan  {line}", flush=True)
-    preemption = Preemption(trainer.preempt_grace_s)
-    with (
-        worker_groups(trainer, device, {name: role}, name, stacks=run_dir / STACKS) as groups,
-        preemption(),
-        blaming(run_dir),
-        naming_keys({name: "data.micro_batch_size_per_gpu"}, _length_key(config.data)),
-    ):
-        groups[name].init_model()
+    with only_run(run_dir):
+        plain = redact(dataclasses.asdict(config))
+        resume = resume_run(trainer, plain, train_set.fingerprint(), plan.total_steps)
+        if resume is not None and resume.step >= plan.total_steps:
+            return {}
+        print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
+        engine = engine_name(config.strategy, config.megatron, config.model.lora_rank)
+        print(
+            f"plan  {plan.ranks} rank(s), engine {engine}, {plan.total_steps} steps of {config.data.train_batch_size} "
+            f"rows, micro-batch {plan.micro}",
+            flush=True,
+        )
+        if line := offload_line(name, config.strategy, config, device):
+            print(f"plan  {line}", flush=True)
+        preemption = Preemption(trainer.preempt_grace_s)
         with (
-            Tracking(
-                trainer.logger,
-                run_dir,
-                trainer.project_name,
-                trainer.experiment_name,
-                plain,
-                plan.total_steps,
-                resume_step=metrics_from(resume, run_dir),
-            ) as tracking,
-            Checkpoints(run_dir, trainer, groups, plain) as checkpoints,
+            worker_groups(trainer, device, {name: role}, name, stacks=run_dir / STACKS) as groups,
+            preemption(),
+            blaming(run_dir),
+            naming_keys({name: "data.micro_batch_size_per_gpu"}, _length_key(config.data)),
         ):
-            loop = trainer_class(
-                config, groups[name], train_set, val_set, tokenizer, tracking, plan.total_steps, checkpoints, preemption
-            )
-            if resume is not None:
-                loop.restore(resume)
-            return loop.fit()
+            groups[name].init_model()
+            with (
+                Tracking(
+                    trainer.logger,
+                    run_dir,
+                    trainer.project_name,
+                    trainer.experiment_name,
+                    plain,
+                    plan.total_steps,
+                    resume_step=metrics_from(resume, run_dir),
+                ) as tracking,
+                Checkpoints(run_dir, trainer, groups, plain) as checkpoints,
+            ):
+                loop = trainer_class(
+                    config,
+                    groups[name],
+                    train_set,
+                    val_set,
+                    tokenizer,
+                    tracking,
+                    plan.total_steps,
+                    checkpoints,
+                    preemption,
+                )
+                if resume is not None:
+                    loop.restore(resume)
+                return loop.fit()
 
 
 def _length_key(data: Any) -> str:
