@@ -150,7 +150,9 @@ def _folder_of(path: Path, name: str) -> Path:
 
 def _read(folder: Path) -> Resume:
     manifest = verify(folder)
-    return Resume(folder.resolve(), manifest["step"], manifest["driver"], manifest["config"])
+    # A checkpoint that was moved to another disk, with a link in its place, is still the run's.
+    folder = folder.parent.resolve() / folder.name
+    return Resume(folder, manifest["step"], manifest["driver"], manifest["config"])
 
 
 def check_resume(resume: Resume, config: Mapping[str, Any], fingerprint: str) -> dict[str, tuple[Any, Any]]:

@@ -4,11 +4,13 @@
 renamed. A folder of the same name is moved to ``.old`` before and deleted after; `recover` ends what a crash cut short.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,12 +115,13 @@ def verify(folder: Path) -> dict[str, Any]:
 def publish(temporary: Path, final: Path) -> None:
     """Puts a written folder in its place; what was there stays until the new one stands."""
     replaced = final.with_name(final.name + _REPLACED)
-    if final.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+    if os.path.lexists(final):  # a link to a disk that is gone, too
+        _delete(replaced)
         final.rename(replaced)
     temporary.rename(final)
     sync_folder(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with contextlib.suppress(OSError):  # `recover` tries again
+        _delete(replaced)
 
 
 def mark(run_dir: Path, step: int, name: str = LATEST) -> None:
@@ -159,24 +162,38 @@ def recover(run_dir: Path) -> None:
         if not path.is_dir():
             continue
         if path.name.endswith(_TEMPORARY):
-            shutil.rmtree(path)
+            _delete(path)
         elif path.name.endswith(_REPLACED):
             final = path.with_name(path.name.removesuffix(_REPLACED))
             if final.exists():
-                shutil.rmtree(path)
+                _delete(path)
             else:
                 path.rename(final)
 
 
 def prune(run_dir: Path, kept: Iterable[int]) -> None:
-    """Deletes the checkpoints of all steps but `kept`."""
-    for step in set(steps(run_dir)) - set(kept):
+    """Deletes the checkpoints of all steps but `kept`; one that cannot be deleted is named on stderr."""
+    for step in sorted(set(steps(run_dir)) - set(kept)):
         folder = step_folder(run_dir, step)
         # Under its own name, a folder half deleted would look like a damaged checkpoint.
         doomed = folder.with_name(folder.name + _TEMPORARY)
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
+        try:
+            _delete(doomed)
+            folder.rename(doomed)
+            _delete(doomed)
+        except OSError as error:
+            print(f"checkpoint  {folder} is no longer kept, and was not deleted: {error}", file=sys.stderr, flush=True)
+
+
+def _delete(folder: Path) -> None:
+    """Removes a folder where there is one.
+
+    Of a link to one, the link alone: who moved a checkpoint to another disk decides what becomes of it there.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
 
 
 def require_space(folder: Path, needed: int) -> None:

@@ -76,6 +76,18 @@ def test_resume_path(tmp_path):
         step(old, "resume_path", old)
 
 
+def test_a_checkpoint_moved_to_another_disk_is_still_the_run_s(tmp_path):
+    run_dir = tmp_path / "run"
+    save(run_dir, 1)
+    (run_dir / "global_step_1").rename(tmp_path / "moved")
+    (run_dir / "global_step_1").symlink_to(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(run_dir)
+    for name in (run_dir, tmp_path / "link"):  # the run directory itself may be a link, too
+        found = find_resume(SupervisedTrainerConfig(default_local_dir=str(name)))
+        assert found is not None and found.folder == run_dir / "global_step_1"
+        assert metrics_from(found, run_dir) == 1
+
+
 BEFORE: dict[str, Any] = {
     "data": {"train_batch_size": 16, "seed": 1},
     "optim": {"lr": 0.1},

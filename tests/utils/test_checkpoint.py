@@ -131,6 +131,51 @@ def test_steps_and_markers(tmp_path):
         marked(tmp_path)
 
 
+def move_away(run_dir: Path, step: int, to: Path) -> Path:
+    """Moves a checkpoint to another place, and leaves a link."""
+    folder, to = step_folder(run_dir, step), to / f"moved_{step}"
+    folder.rename(to)
+    folder.symlink_to(to)
+    return to
+
+
+def test_of_a_checkpoint_that_is_a_link_the_link_alone_is_deleted(tmp_path, capsys):
+    run_dir, other_disk = tmp_path / "run", tmp_path / "other"
+    run_dir.mkdir()
+    other_disk.mkdir()
+    for step in (1, 2, 3):
+        save(run_dir, step, "old")
+    moved = [move_away(run_dir, step, other_disk) for step in (1, 2, 3)]
+    prune(run_dir, [2, 3])
+    assert steps(run_dir) == [2, 3]
+    save(run_dir, 2, "new")  # it replaces the link
+    moved[2].rename(tmp_path / "gone")
+    save(run_dir, 3, "new")  # and one that leads nowhere
+    recover(run_dir)
+    assert not list(run_dir.glob("*.tmp")) and not list(run_dir.glob("*.old"))
+    assert verify(step_folder(run_dir, 2)) and verify(step_folder(run_dir, 3)) and capsys.readouterr().err == ""
+    assert all(verify(folder) for folder in (moved[0], moved[1], tmp_path / "gone"))
+
+
+def test_recovery_deletes_links_that_a_crash_left(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    moved = move_away(tmp_path, 2, tmp_path)
+    (tmp_path / "global_step_2").rename(tmp_path / "global_step_2.tmp")
+    (tmp_path / "global_step_1.old").symlink_to(moved)
+    recover(tmp_path)
+    assert steps(tmp_path) == [1] and verify(moved) and not list(tmp_path.glob("global_step_*.*"))
+
+
+def test_what_cannot_be_deleted_is_named_and_ends_nothing(tmp_path, capsys):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "global_step_1.tmp").write_text("in the way")
+    prune(tmp_path, [3])
+    assert f"{tmp_path}/global_step_1 is no longer kept, and was not deleted: " in capsys.readouterr().err
+    assert steps(tmp_path) == [1, 3]
+
+
 def test_space(tmp_path):
     require_space(tmp_path, 1)
     with pytest.raises(OSError, match=r"a checkpoint takes 1e\+03 TB, and .* free"):
