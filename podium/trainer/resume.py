@@ -16,12 +16,16 @@ _FIXED = (
     "data.seed",
     "data.shuffle",
     "data.prompt_key",
+    "data.train_weights",
+    "data.sampler.path",
+    "data.sampler.name",
     "actor_rollout_ref.actor.strategy",
     "strategy",
 )
 # What a run is called, where it runs and how it resumes are no part of what it computes.
 _FREE = ("trainer.resume_", "trainer.default_local_dir", "trainer.experiment_name", "trainer.project_name")
-_LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")
+# Of the rest of its section, these alone decide what a run computes: the others say how it is run, watched and saved.
+_COMPUTED = ("trainer.seed", "trainer.critic_warmup", "trainer.plugins")
 
 
 @dataclass(frozen=True)
@@ -179,8 +183,9 @@ def check_resume(resume: Resume, config: Mapping[str, Any], fingerprint: str) ->
             )
     if resume.driver["fingerprint"] != fingerprint:
         raise UserError(
-            f"cannot go on from {resume.folder}: data.train_files has other rows than then, so the position in it "
-            "would mean others; choose another trainer.default_local_dir for a new run"
+            f"cannot go on from {resume.folder}: data.train_files has other rows than then (prompts, or what "
+            "they are scored by: data_source, reward_model, extra_info), so the position in it would mean others; "
+            "choose another trainer.default_local_dir for a new run"
         )
     return changed
 
@@ -189,11 +194,11 @@ def is_finished(resume: Resume, changed: Mapping[str, tuple[Any, Any]], total_st
     """Whether there is nothing left to train.
 
     Raises:
-        UserError: nothing is, but the configuration differs, so that another run must have been meant.
+        UserError: nothing is, but what is computed differs, so that another run must have been meant.
     """
     if resume.step < total_steps:
         return False
-    other = {key: values for key, values in changed.items() if key not in _LENGTH}
+    other = {k: values for k, values in changed.items() if not k.startswith("trainer.") or k in _COMPUTED}
     if other:
         key, (before, now) = next(iter(other.items()))
         raise UserError(

@@ -1,5 +1,8 @@
 """Prompts for PPO: from files to batches, and the order in which they come."""
 
+import functools
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -157,8 +160,22 @@ class PromptDataset:
         return first
 
     def fingerprint(self) -> str:
-        """A digest of all prompts in their order: equal for the same rows, whatever their files are called."""
-        return digest_rows(self._ids)
+        """A digest of all rows in their order, of each its prompt and what it is scored by.
+
+        Equal for the same rows, whatever their files are called.
+        """
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        kept = set(self._index)
+        scored_by = (
+            np.frombuffer(json.dumps(value, sort_keys=True, default=repr).encode(), dtype=np.uint8)
+            for name in _COLUMNS
+            for row, value in enumerate(self._rows.column(self._names.get(name, name)))
+            if row in kept
+        )
+        return digest_rows(itertools.chain(self._ids, scored_by))
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         index = self._index[item]

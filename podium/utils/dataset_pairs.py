@@ -100,8 +100,8 @@ class PreferenceDataset:
         return len(self._margins)
 
     def fingerprint(self) -> str:
-        """As of a `PromptDataset`, of both sides."""
-        return digest_rows(ids for side in SIDES for ids, _ in self._sides[side])
+        """As of a `PromptDataset`, of both sides and the margins."""
+        return digest_rows([*(ids for side in SIDES for ids, _ in self._sides[side]), np.asarray(self._margins)])
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row: dict[str, Any] = {"margin": self._margins[item], "index": item}

@@ -211,7 +211,7 @@ def pad_rows(sequences: list[list[int]], pad: int, width: int, *, left: bool) ->
 
 
 def digest_rows(rows: Iterable[np.ndarray]) -> str:
-    """A digest of rows of token ids, in their order."""
+    """A digest of rows of numbers, in their order."""
     digest = hashlib.sha256()
     for ids in rows:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from podium.utils.run_lock import only_run
@@ -219,6 +221,17 @@ def test_what_a_resumed_run_may_change(command: Preloaded, task: SmallTask, tmp_
         "is finished (2 steps of 2)",
         "critic.optim.lr was 1e-05 and is now 0.001",
     )
+    result = command(PPO, task.ppo(run_dir, trainer__total_training_steps=2, trainer__record_freq=1))
+    finished(result)
+    assert "nothing to do" in result.out
+    # Other answers under the same prompts.
+    rows = pq.read_table(task.train).to_pylist()
+    other = [{**row, "reward_model": {**row["reward_model"], "ground_truth": "0"}} for row in rows]
+    pq.write_table(pa.Table.from_pylist(other), tmp_path / "other.parquet")
+    changes: dict[str, Any] = {"data__train_files": tmp_path / "other.parquet", "trainer__total_training_steps": 3}
+    refused(command(PPO, task.ppo(run_dir, **changes)), "data.train_files has other rows", "what they are scored by")
+    changes = {"data__train_weights": "[1.0]", "trainer__total_training_steps": 3}
+    refused(command(PPO, task.ppo(run_dir, **changes)), "data.train_weights was None and is now [1.0]")
     # More steps, another micro-batch, two ranks where there was one, and in another directory.
     changes = {
         "trainer__resume_mode": "resume_path",

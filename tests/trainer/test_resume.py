@@ -106,6 +106,9 @@ def test_what_must_not_change():
         check_resume(RESUME, with_(data={"train_batch_size": 32}), "f")
     with pytest.raises(UserError, match=r"data.train_files has other rows"):
         check_resume(RESUME, BEFORE, "g")
+    for key, value in (("train_weights", [1.0, 2.0]), ("sampler", {"path": "mine.py", "name": "Mine"})):
+        with pytest.raises(UserError, match=rf"data.{key}\S* was None and is now "):
+            check_resume(RESUME, with_(data={key: value}), "f")
     assert check_resume(RESUME, with_(optim={"lr": 0.2}), "f") == {"optim.lr": (0.1, 0.2)}
     assert check_resume(RESUME, with_(trainer={"default_local_dir": "b", "resume_mode": "disable"}), "f") == {}
 
@@ -120,6 +123,22 @@ def test_the_end():
         UserError, match=r"is finished .3 steps of 3., and was another: optim.lr was 0.1 and is now 0.2"
     ):
         is_finished(RESUME, other, 3)
+
+
+def test_how_a_finished_run_is_run_watched_and_saved_may_change():
+    free = {
+        "preempt_grace_s": 5.0,
+        "record_freq": 2,
+        "max_ckpt_to_keep": 1,
+        "deadlines": {"update_s": 9.0},
+        "logger": [],
+        "n_gpus_per_node": 2,
+        "total_training_steps": 2,
+    }
+    assert is_finished(RESUME, check_resume(RESUME, with_(trainer=free), "f"), 2)
+    for key, value in (("seed", 1), ("critic_warmup", 2), ("plugins", ["mine.py"])):
+        with pytest.raises(UserError, match=f"was another: trainer.{key} was None and is now"):
+            is_finished(RESUME, check_resume(RESUME, with_(trainer={key: value}), "f"), 3)
 
 
 def test_lines_of_metrics_belong_to_the_run_of_the_same_directory():

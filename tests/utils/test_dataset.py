@@ -181,6 +181,38 @@ def test_columns_by_other_names(write):
         PromptDataset(write(rows), TOKENIZER, max_prompt_length=9, column_names={"truth": "answer"})
 
 
+def test_the_fingerprint_is_of_prompts_and_what_they_are_scored_by(write):
+    row = {
+        "prompt": "1+1=",
+        "data_source": "sums",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"level": 1},
+        "note": "a",
+    }
+
+    def fingerprint(name: str, **changes) -> str:
+        path = write([{**row, "prompt": "1" * 20}, row, {**row, **changes}], name)
+        return PromptDataset(path, TOKENIZER, max_prompt_length=8, filter_overlong_prompts=True).fingerprint()
+
+    same = fingerprint("a")
+    assert same == fingerprint("b") == fingerprint("c", note="b")
+    changes = (
+        {"prompt": "1+2="},
+        {"data_source": "other"},
+        {"reward_model": {"style": "rule", "ground_truth": "3"}},
+        {"extra_info": {"level": 2}},
+    )
+    others = {fingerprint(f"other{number}", **change) for number, change in enumerate(changes)}
+    assert len(others | {same}) == 5
+
+    named = []
+    for number, answer in enumerate("23"):
+        path = write([{"prompt": "1+1=", "answer": answer}], f"named{number}")
+        dataset = PromptDataset(path, TOKENIZER, max_prompt_length=8, column_names={"ground_truth": "answer"})
+        named.append(dataset.fingerprint())
+    assert named[0] != named[1]
+
+
 def test_items_by_the_entry_they_come_from(write):
     long = {"prompt": "1" * 20}
     files = [write([{"prompt": "1"}, long, {"prompt": "2"}], "a"), write([long, {"prompt": "3"}], "b")]

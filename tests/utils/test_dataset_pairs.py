@@ -85,3 +85,11 @@ def test_truncated_pairs_are_counted_once(write):
     row = {"prompt": "12345", "chosen": "123456789", "rejected": "1"}
     dataset = pairs(write([row, row]), max_prompt_length=4, truncation="right")
     assert dataset.report.truncated == 2 and dataset.report.kept == 2
+
+
+def test_the_fingerprint_is_of_both_sides_and_the_margins(write):
+    fine = {"prompt": "1=", "chosen": "1", "rejected": "2", "by": 1.0}
+    changes = ({}, {"prompt": "2="}, {"chosen": "3"}, {"rejected": "3"}, {"by": 2.0})
+    files = [write([{**fine, **change}], str(number)) for number, change in enumerate((*changes, {}))]
+    prints = [pairs(file, margin_key="by").fingerprint() for file in files]
+    assert len(set(prints)) == len(changes) and prints[0] == prints[-1]
