@@ -82,7 +82,7 @@ class InProcess(Transport):
 
 def _done(role: str, method: str, deadline: Deadline, call: Callable[[], Any]) -> _Done:
     try:
-        with watching(role, method, deadline.seconds):
+        with watching(role, method, deadline):
             return _Done(role, method, call(), None)
     except Exception as e:  # kept for gather: a non-blocking call raises when its future is asked
         return _Done(role, method, None, e)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import ClassVar
 
+from podium.protocol.deadline import Deadline
 from podium.protocol.errors import timed_out
 
 GRACE_S = 30.0
@@ -28,7 +29,7 @@ class _Late(BaseException):
 
 
 @contextmanager
-def watching(role: str, method: str, seconds: float | None) -> Iterator[None]:
+def watching(role: str, method: str, deadline: Deadline) -> Iterator[None]:
     """Interrupts what runs inside once its time is over, as Ctrl-C would.
 
     A call into C that does not return is not interrupted; `GRACE_S` later the process is ended, with the stacks of all
@@ -38,11 +39,11 @@ def watching(role: str, method: str, seconds: float | None) -> Iterator[None]:
     Raises:
         WorkerTimeout: with a note that says where the call was.
     """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
+    if deadline.seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(_SIGNAL, _raise_late)
-    watcher, call = _Watcher.running(), _Call(f"{role}.{method}", seconds)
+    watcher, call = _Watcher.running(), _Call(role, method, deadline, deadline.seconds)
     watcher.begin(call)
     try:
         try:
@@ -50,7 +51,7 @@ def watching(role: str, method: str, seconds: float | None) -> Iterator[None]:
         finally:
             watcher.end(call)
     except _Late as late:
-        error = timed_out(method, [(role, 0)], seconds)
+        error = timed_out(method, [(role, 0)], deadline.seconds)
         error.add_note("it was at:\n" + "".join(traceback.format_tb(late.__traceback__)[1:-1]))
         raise error from None
     finally:
@@ -62,8 +63,8 @@ def _raise_late(number: int, frame: FrameType | None) -> None:
 
 
 class _Call:
-    def __init__(self, name: str, seconds: float) -> None:
-        self.name, self.seconds = name, seconds
+    def __init__(self, role: str, method: str, deadline: Deadline, seconds: float) -> None:
+        self.role, self.method, self.deadline, self.seconds = role, method, deadline, seconds
         self.until, self.is_late = time.monotonic() + seconds, False
 
 
@@ -120,10 +121,8 @@ class _Watcher(threading.Thread):
         call.is_late = True
         signal.pthread_kill(main, _SIGNAL)
         if not self._changed.wait_for(lambda: self._call is not call, GRACE_S):
-            text = (
-                f"{call.name} did not finish within {call.seconds:g} s, and was not to be interrupted in {GRACE_S:g} "
-                "s more: the process ends here; the stacks of its threads:\n"
-            )
+            told = call.deadline.explain(timed_out(call.method, [(call.role, 0)], call.seconds))
+            text = f"{told}\nnor could it be interrupted in {GRACE_S:g} s more: the process ends here, at\n"
             sys.stdout.flush()
             os.write(2, text.encode())
             faulthandler.dump_traceback(2)

@@ -1,6 +1,8 @@
 """A run's checkpoints: what is saved, when it counts, and which are kept."""
 
 import contextlib
+import difflib
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from podium.utils.checkpoint import (
     DamagedCheckpointError,
     Files,
     beside,
+    discard,
     mark,
     marked,
     prune,
@@ -34,12 +37,14 @@ class CheckpointError(RuntimeError):
     """The last checkpoint of a run could not be written."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pending:
     step: int
     folder: Path
     content: dict[str, Any]
     final: bool
+    counts: bool = False
+    """The step's metrics are on the disk."""
 
 
 class Checkpoints:
@@ -47,8 +52,8 @@ class Checkpoints:
 
     A save has two parts. `begin` has the workers write beside (with ``async_save``: copy, and write while the run goes
     on); `commit` puts what is written in its place, and is called when the step's metrics are on the disk: a step that
-    has a checkpoint has its line in metrics.jsonl. A save that fails, for want of space, is reported and counted and
-    the run goes on; only the last one of a run must succeed.
+    has a checkpoint has its line in metrics.jsonl. What ends the run between the two takes the save with it. A save
+    that fails, for want of space, is reported and counted and the run goes on; only the last one of a run must succeed.
 
     Args:
         settings: has ``async_save``, ``max_ckpt_to_keep``, ``best_ckpt_metric``, ``best_ckpt_mode``.
@@ -62,22 +67,19 @@ class Checkpoints:
         self._pending: _Pending | None = None
         self.failures = 0
 
-    def begin(self, step: int, driver: Mapping[str, Any], metrics: Mapping[str, Any], *, final: bool = False) -> None:
+    def begin(self, step: int, driver: Mapping[str, Any], *, final: bool = False) -> None:
         """Starts to save `step`, after the save before it, if that is still being written.
 
         Args:
             driver: state of the driver, as values that JSON holds.
-            metrics: of the step; the checkpoint's score is the one that ``best_ckpt_metric`` names.
             final: the run ends with it.
 
         Raises:
             CheckpointError: it failed, and is the last.
         """
-        self.commit(wait=True)
-        score = metrics.get(self._settings.best_ckpt_metric)
+        self._settle(wait=True)
         content = {
             "step": step,
-            "score": None if score is None else float(score),
             "driver": {**driver, "random": random_state()},
             "config": self._config,
         }
@@ -110,10 +112,14 @@ class Checkpoints:
         return {"perf/checkpoint_failures": self.failures} if self.failures else {}
 
     def close(self) -> None:
-        """Ends a save that is under way, where the workers still can."""
-        if self._pending is not None:
-            with contextlib.suppress(WorkerError):  # they died of what ended the run, and that is being reported
-                self.commit(wait=True)
+        """Ends a save that is under way, where the workers still can; one whose step was not logged is given up."""
+        if self._pending is None:
+            return
+        with contextlib.suppress(WorkerError):  # they died of what ended the run, and that is being reported
+            if self._pending.counts:
+                self._settle(wait=True)
+            else:
+                self._give_up(self._pending.step)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -121,15 +127,40 @@ class Checkpoints:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def commit(self, *, wait: bool = False) -> None:
-        """Puts the save that is under way in its place, if it is written (or after it is, with `wait`).
+    def commit(self, metrics: Mapping[str, Any], *, wait: bool = False) -> None:
+        """A step's metrics are on the disk: puts its save in its place, if it is written (or after it is, with `wait`).
+
+        Args:
+            metrics: of the step; the checkpoint's score is the one that ``best_ckpt_metric`` names.
 
         Raises:
             CheckpointError: it failed, and is the last.
         """
-        if self._pending is None:
-            return
+        if self._pending is not None and not self._pending.counts:
+            self._pending.counts = True
+            self._pending.content["score"] = self._score(metrics)
+        self._settle(wait)
+
+    def _score(self, metrics: Mapping[str, Any]) -> float | None:
+        name = self._settings.best_ckpt_metric
+        if name is None:
+            return None
+        if name not in metrics:
+            near = difflib.get_close_matches(name, metrics, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            print(
+                f"checkpoint  trainer.best_ckpt_metric={name} is no metric of this step: it cannot be the best{hint}",
+                file=sys.stderr,
+                flush=True,
+            )
+            return None
+        score = float(metrics[name])
+        return None if math.isnan(score) else score
+
+    def _settle(self, wait: bool) -> None:
         pending = self._pending
+        if pending is None:
+            return
         try:
             files: Files = {}
             for group in self._roles.values():
@@ -150,17 +181,21 @@ class Checkpoints:
         """Says what is left, and removes what was begun: on a full disk its space is what the next try needs."""
         if isinstance(error, WorkerDied):
             raise error
-        self._pending = None
         self.failures += 1
-        for group in self._roles.values():
-            group.end_saving()
-        beside(step_folder(self._run_dir, step)).rmdir()
+        self._give_up(step)
         reason = str(error).partition("\n")[0]
         if final:
             raise CheckpointError(
                 f"the last checkpoint (step {step}) was not saved: {reason}; {self.state()}"
             ) from error
         print(f"checkpoint  step {step} was not saved: {reason}; {self.state()}", file=sys.stderr, flush=True)
+
+    def _give_up(self, step: int) -> None:
+        """Removes what was written of a save, once nobody writes any more."""
+        self._pending = None
+        for group in self._roles.values():
+            group.end_saving()
+        discard(step_folder(self._run_dir, step))
 
     def _clean(self, step: int) -> None:
         """Deletes what is neither among the last to keep, nor the best."""

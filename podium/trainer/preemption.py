@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,11 +19,16 @@ class Preemption:
 
     Args:
         grace_s: seconds from the signal in which the step may end; then `Preempted` is raised wherever the run is.
+
+    Attributes:
+        asked: whether it has.
+        state: says what the run goes on from, for the message.
     """
 
     def __init__(self, grace_s: float):
         self._grace_s = grace_s
         self.asked = False
+        self.state: Callable[[], str] = lambda: "nothing was computed yet"
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -51,6 +56,5 @@ class Preemption:
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         raise Preempted(
-            f"stopped by SIGTERM; the step did not end within trainer.preempt_grace_s={self._grace_s:g}: the run goes "
-            "on from the checkpoint before it"
+            f"stopped by SIGTERM; the step did not end within trainer.preempt_grace_s={self._grace_s:g}; {self.state()}"
         )

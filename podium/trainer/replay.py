@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.trainer.config import PPOConfig
+from podium.trainer.config_history import config_at
 from podium.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from podium.trainer.config import PPOConfig
     from podium.trainer.ppo.bundles import Bundle
     from podium.trainer.ppo.trainer import PPOTrainer
 
@@ -57,6 +58,7 @@ def replay(run_dir: Path, step: int) -> tuple[Mapping[str, Any] | None, Mapping[
     """
     from podium.trainer.main_ppo import train
     from podium.trainer.ppo.bundles import find_bundles
+    from podium.utils.tracking import as_json
 
     bundles = find_bundles(run_dir, step)
     recorded = read_step(run_dir, step)
@@ -77,6 +79,7 @@ def replay(run_dir: Path, step: int) -> tuple[Mapping[str, Any] | None, Mapping[
         else:
             train(config, last_step=step)
             now = dict(read_step(Path(name), step) or {})
+    now = {key: as_json(value) for key, value in now.items()}
     if recorded is not None and bundles:
         recorded = {key: value for key, value in recorded.items() if key in now}
     return (None if recorded is None else _timeless(recorded)), _timeless(now)
@@ -116,18 +119,17 @@ def read_step(run_dir: Path, step: int) -> Mapping[str, Any] | None:
 def _configured(run_dir: Path, step: int, is_alone: bool) -> PPOConfig:
     """The run's configuration, which goes on from the newest checkpoint before `step`, or starts."""
     from podium.trainer.export import typed
-    from podium.trainer.resume import read_checkpoint
     from podium.utils.checkpoint import step_folder, steps
 
+    plain, since = config_at(run_dir, step)
+    config = typed(plain)
     before = [saved for saved in steps(run_dir) if saved < step]
     folder = step_folder(run_dir, before[-1]) if before else None
-    if folder is not None:
-        plain = read_checkpoint(folder).config
-    else:
-        plain = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    config = typed(plain) if "actor_rollout_ref" in plain else None
-    if not isinstance(config, PPOConfig):
-        raise UserError(f"{run_dir}: only PPO runs are replayed")
+    if (before[-1] if before else 0) < since:
+        print(
+            f"the configuration was another up to step {since}, and no checkpoint is left from there on: what comes out"
+        )
+        print("may differ")
     if folder is not None:
         config.trainer = dataclasses.replace(config.trainer, resume_mode="resume_path", resume_from_path=str(folder))
     elif config.trainer.resume_mode != "resume_path":  # of another run's checkpoint, which this one began with

@@ -145,7 +145,6 @@ def _folder_of(path: Path, name: str) -> Path:
     """A checkpoint, or the newest of a run directory."""
     if step_of(path) is not None:
         return path
-    recover(path)
     newest = marked(path)
     if newest is None:
         raise UserError(f"{name} is no checkpoint (global_step_N), and no run directory with one")

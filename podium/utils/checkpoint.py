@@ -49,10 +49,19 @@ def step_of(folder: Path) -> int | None:
 
 def beside(final: Path) -> Path:
     """An empty folder to write what shall become `final`."""
-    folder = final.with_name(final.name + _TEMPORARY)
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(final)
+    folder = _temporary(final)
     folder.mkdir(parents=True)
     return folder
+
+
+def discard(final: Path) -> None:
+    """Removes what was written beside, as far as that can be done."""
+    shutil.rmtree(_temporary(final), ignore_errors=True)
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_name(final.name + _TEMPORARY)
 
 
 def seal(paths: Iterable[Path], base: Path) -> Files:

@@ -188,7 +188,7 @@ class _JsonLines:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        line = {"step": step, **{name: _finite(metrics[name]) for name in sorted(metrics) if name != "step"}}
+        line = {"step": step, **{name: as_json(metrics[name]) for name in sorted(metrics) if name != "step"}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -196,7 +196,8 @@ class _JsonLines:
         self._file.close()
 
 
-def _finite(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """A metric as ``metrics.jsonl`` has it: JSON has no non-finite numbers, so they are strings."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -47,8 +47,8 @@ def _poison_a_weight() -> None:
 
 @register_policy_loss("failing")
 def failing(*args: Any, **kwargs: Any) -> Any:
-    """``nan:CALL``, ``nan:always``, ``memory:CALL``, ``sleep:CALL``, ``poison:CALL``; in rank 1, ``kill:CALL``,
-    ``stop:CALL``, ``raise:CALL``."""
+    """``nan:CALL``, ``nan:always``, ``memory:CALL``, ``sleep:CALL``, ``poison:CALL``, ``term:CALL``,
+    ``termsleep:CALL``; in rank 1, ``kill:CALL``, ``stop:CALL``, ``raise:CALL``."""
     global _calls
     _calls += 1
     loss, metrics = compute_policy_loss_vanilla(*args, **kwargs)
@@ -59,7 +59,9 @@ def failing(*args: Any, **kwargs: Any) -> Any:
         _ask_for_too_much()
     if what == "poison" and _is_time(int(when), 0):
         _poison_a_weight()
-    if what == "sleep" and _is_time(int(when), 0):
+    if what.startswith("term") and _is_time(int(when), 0):
+        os.kill(os.getpid(), signal.SIGTERM)
+    if what.endswith("sleep") and _calls == int(when):
         time.sleep(600)
     if what in ("kill", "stop", "raise") and _is_time(int(when), 1):
         if what == "raise":

@@ -68,18 +68,18 @@ def test_constructors_are_interrupted_too(local_backend: Backend):
 
 
 def test_other_errors_and_calls_without_a_limit_are_left_alone():
-    with pytest.raises(ZeroDivisionError), watching("role", "method", 5.0):
+    with pytest.raises(ZeroDivisionError), watching("role", "method", Deadline(5.0)):
         1 / 0  # noqa: B018
-    with pytest.raises(KeyboardInterrupt), watching("role", "method", 5.0):
+    with pytest.raises(KeyboardInterrupt), watching("role", "method", Deadline(5.0)):
         signal.raise_signal(signal.SIGINT)
     before = signal.getsignal(signal.SIGUSR2)
-    with watching("role", "method", None):
+    with watching("role", "method", Deadline(None)):
         assert signal.getsignal(signal.SIGUSR2) is before
 
 
 def test_one_thread_keeps_every_deadline():
     """Also a nearer one than it is waiting for, and one after a call that was late."""
-    with watching("role", "method", 1000.0):
+    with watching("role", "method", Deadline(1000.0)):
         pass
     threads = threading.active_count()
     for _ in range(3):
@@ -113,7 +113,7 @@ def in_a_debugger() -> None:
 
 
 def _within(seconds: float, call: Callable[[], None]) -> None:
-    with watching("role", "method", seconds):
+    with watching("role", "method", Deadline(seconds)):
         call()
 
 
@@ -133,7 +133,7 @@ def never():
             time.sleep(1)
         except BaseException:
             pass
-with watch.watching("actor", "update_actor", 0.2):
+with watch.watching("actor", "update_actor", watch.Deadline(0.2, "update", "some.key")):
     never()
 """
 
@@ -142,5 +142,6 @@ def test_what_cannot_be_interrupted_ends_with_the_process():
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", STUBBORN], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and time.monotonic() - began < 40
-    assert "actor.update_actor did not finish within 0.2 s, and was not to be interrupted in 0.5 s more" in done.stderr
+    assert "actor.update_actor did not finish within 0.2 s" in done.stderr and "raise some.key" in done.stderr
+    assert "nor could it be interrupted in 0.5 s more" in done.stderr
     assert "in never" in done.stderr and "Current thread" in done.stderr

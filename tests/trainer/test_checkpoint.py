@@ -1,6 +1,7 @@
 """When a checkpoint counts, what a failed save leaves, and which are kept. The roles here write one small file each."""
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,16 @@ def make(run_dir: Path, role: Role, **settings: Any) -> Checkpoints:
 
 
 def save(checkpoints: Checkpoints, step: int, score: float | None = None, **kwargs: Any) -> None:
-    checkpoints.begin(step, {"kl": 0.1}, {} if score is None else {"val/score/mean": score}, **kwargs)
-    checkpoints.commit()
+    checkpoints.begin(step, {"kl": 0.1}, **kwargs)
+    checkpoints.commit({"loss": 1.0} if score is None else {"val/score/mean": score})
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):
     role = Role("three")
     checkpoints = make(tmp_path, role)
-    checkpoints.begin(3, {"kl": 0.1}, {})
+    checkpoints.begin(3, {"kl": 0.1})
     assert steps(tmp_path) == [] and marked(tmp_path) is None, "it counts when the step's metrics are written"
-    checkpoints.commit()
+    checkpoints.commit({})
     assert steps(tmp_path) == [3] and marked(tmp_path) == 3
     manifest = verify(tmp_path / "global_step_3")
     assert manifest["driver"]["kl"] == 0.1 and manifest["config"] == {"a": {"b": 1}} and manifest["step"] == 3
@@ -104,6 +105,40 @@ def test_a_failed_save_waits_for_whoever_still_writes(tmp_path):
     assert slow._written and checkpoints.failures == 1 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("settings", [{}, {"async_save": True}])
+def test_what_ends_a_run_before_its_step_is_logged_takes_the_save_with_it(tmp_path, settings):
+    """It would count without a line in metrics.jsonl, and a last step without its export."""
+    with pytest.raises(KeyboardInterrupt), make(tmp_path, Role(), **settings) as checkpoints:
+        save(checkpoints, 1)
+        checkpoints.begin(2, {})
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", LATEST] and marked(tmp_path) == 1
+    with pytest.raises(KeyboardInterrupt), make(tmp_path, Role(), **settings) as checkpoints:
+        save(checkpoints, 2)  # with async_save it is still being written
+        raise KeyboardInterrupt
+    assert steps(tmp_path) == [1, 2] and marked(tmp_path) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_a_failed_save(tmp_path, capsys):
+    checkpoints = make(tmp_path, Role())
+    (tmp_path / "global_step_1.tmp").touch()
+    save(checkpoints, 1)
+    assert checkpoints.failures == 1 and "step 1 was not saved" in capsys.readouterr().err
+    save(checkpoints, 2)
+    assert steps(tmp_path) == [2]
+
+
+def test_a_nan_is_no_score_and_a_metric_that_is_not_there_is_told(tmp_path, capsys):
+    checkpoints = make(tmp_path, Role(), best_ckpt_metric="val/score/mean")
+    for step, score in ((1, math.nan), (2, 0.1), (3, math.nan)):
+        save(checkpoints, step, score)
+    assert (tmp_path / BEST).read_text() == "2\n"
+    checkpoints = make(tmp_path, Role(), best_ckpt_metric="val/scores/mean")
+    save(checkpoints, 4, 0.1)
+    assert "best_ckpt_metric=val/scores/mean is no metric of this step" in (said := capsys.readouterr().err)
+    assert "did you mean val/score/mean?" in said
+
+
 def test_space_is_looked_for_first(tmp_path, capsys):
     role = Role()
     role.size = 10**18
@@ -122,10 +157,10 @@ def test_in_the_background_it_counts_once_it_is_written(tmp_path):
     role = Role()
     with make(tmp_path, role, async_save=True) as checkpoints:
         save(checkpoints, 1)
-        checkpoints.commit()
+        checkpoints.commit({})
         assert steps(tmp_path) == []
         role.write()
-        checkpoints.commit()
+        checkpoints.commit({})
         assert steps(tmp_path) == [1]
         save(checkpoints, 2)
         save(checkpoints, 3)  # after the one before it

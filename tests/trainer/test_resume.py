@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from podium.trainer.config.supervised import SupervisedTrainerConfig
-from podium.trainer.resume import Resume, check_resume, find_resume, is_finished, metrics_from
+from podium.trainer.resume import Resume, check_resume, find_resume, is_finished, metrics_from, read_checkpoint
 from podium.utils.checkpoint import beside, mark, publish, seal, step_folder, write_manifest
 from podium.utils.errors import UserError
 
@@ -144,3 +144,13 @@ def test_how_a_finished_run_is_run_watched_and_saved_may_change():
 def test_lines_of_metrics_belong_to_the_run_of_the_same_directory():
     assert metrics_from(None, Path("/runs/a")) is None
     assert metrics_from(RESUME, Path("/runs/a")) == 3 and metrics_from(RESUME, Path("/runs/b")) is None
+
+
+def test_who_only_reads_leaves_a_save_that_is_under_way_alone(tmp_path):
+    """An export or a replay of a run that is still going on."""
+    save(tmp_path, 1)
+    beside(step_folder(tmp_path, 2))
+    assert read_checkpoint(tmp_path).step == 1
+    assert step(tmp_path / "other", "resume_path", tmp_path) == 1
+    assert (tmp_path / "global_step_2.tmp").is_dir()
+    assert step(tmp_path) == 1 and not (tmp_path / "global_step_2.tmp").exists(), "its own run clears it"

@@ -84,6 +84,15 @@ def find_bundles(run_dir: Path, step: int) -> dict[str, Bundle]:
     return found
 
 
+def set_aside(run_dir: Path, after: int) -> None:
+    """Moves what was kept of steps after `after`, which are computed anew, to ``previous`` in the same folder."""
+    for folder in (run_dir / RECORDED, run_dir / BAD):
+        for path in folder.glob("step_*.safetensors"):
+            if int(path.name.split("_")[1]) > after:
+                (folder / "previous").mkdir(exist_ok=True)
+                path.replace(folder / "previous" / path.name)
+
+
 def not_finite(batch: DataProto) -> list[str]:
     """Columns that a loss may read (log-probs, advantages, values) with NaN or infinity on a valid token, in words."""
     assert batch.batch is not None

@@ -11,8 +11,10 @@ from podium.protocol import ClassWithInitArgs, WorkerDied, WorkerGroup, WorkerTi
 from podium.trainer.blame import STACKS, blaming
 from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.config.ppo import PPOConfig
+from podium.trainer.config_history import note_config
 from podium.trainer.launch import worker_groups
 from podium.trainer.out_of_memory import PPO_KEYS, naming_keys
+from podium.trainer.ppo.bundles import set_aside
 from podium.trainer.ppo.data import train_order
 from podium.trainer.ppo.dynamic_sampling import DynamicSampling
 from podium.trainer.ppo.model_reward import ModelReward
@@ -25,7 +27,7 @@ from podium.trainer.ppo.streaming import steps_at_once
 from podium.trainer.ppo.text_scores import build_model_reward
 from podium.trainer.ppo.trainer import PPOTrainer
 from podium.trainer.ppo.validation import Validator
-from podium.trainer.preemption import Preemption
+from podium.trainer.preemption import Preempted, Preemption
 from podium.trainer.resume import Resume, metrics_from, newest_whole
 from podium.utils.dataset import PromptDataset
 from podium.utils.timing import PhaseTimer
@@ -71,10 +73,13 @@ class PPORun:
         Raises:
             WorkerDied, WorkerTimeout: once more than ``max_restarts`` allows.
         """
+        preemption = Preemption(self.config.trainer.preempt_grace_s)
         for restart in itertools.count(1):
             try:
-                return self._attempt(resume, last_step, after)
+                return self._attempt(resume, last_step, after, preemption)
             except (WorkerDied, WorkerTimeout) as error:
+                if preemption.asked:
+                    raise Preempted(f"stopped by SIGTERM, and by {error}; {preemption.state()}") from error
                 if restart > self.config.trainer.max_restarts:
                     raise
                 resume = newest_whole(Path(self.config.trainer.default_local_dir).expanduser()) or resume
@@ -87,9 +92,13 @@ class PPORun:
         raise AssertionError("unreachable")
 
     def _attempt(
-        self, resume: Resume | None, last_step: int | None, after: Callable[[PPOTrainer], None] | None
+        self,
+        resume: Resume | None,
+        last_step: int | None,
+        after: Callable[[PPOTrainer], None] | None,
+        preemption: Preemption,
     ) -> dict[str, float]:
-        trainer, preemption = self.config.trainer, Preemption(self.config.trainer.preempt_grace_s)
+        trainer = self.config.trainer
         run_dir = Path(trainer.default_local_dir).expanduser().resolve()
         # The signal is caught inside of what starts Ray, which catches it, too.
         rollout = self.config.actor_rollout_ref.rollout
@@ -115,6 +124,10 @@ class PPORun:
                 ) as tracking,
                 Checkpoints(run_dir, trainer, trained, self.plain) as checkpoints,
             ):
+                preemption.state = checkpoints.state
+                after_step = resume.step if resume is not None else 0
+                note_config(run_dir, after_step, self.plain)
+                set_aside(run_dir, after_step)
                 loop = self._loop(groups, tracking, checkpoints, preemption)
                 if resume is not None:
                     loop.restore(resume)

@@ -94,7 +94,7 @@ class PPOTrainer:
         self.samples: list[list[Any]] = []
 
     def fit(self, last_step: int | None = None) -> dict[str, float]:
-        """Trains to the last step, or `last_step`. Returns the last validation's metrics.
+        """Trains to the last step, or to `last_step` without a save. Returns the last validation's metrics.
 
         Raises:
             Preempted: after SIGTERM.
@@ -131,7 +131,7 @@ class PPOTrainer:
                     self.sync_weights()
             if self.is_due(self.config.trainer.test_freq):
                 validation = self.validate()
-            if self.is_due(self.config.trainer.save_freq):
+            if last_step is None and self.is_due(self.config.trainer.save_freq):
                 self.save()
             self.end_step(batch)
         return validation
@@ -314,7 +314,7 @@ class PPOTrainer:
         }
         final = self.step == self.plan.total_steps
         with self.timer("save_checkpoint"):
-            self.checkpoints.begin(self.step, driver, self.metrics, final=final)
+            self.checkpoints.begin(self.step, driver, final=final)
             if final:
                 export = (Path(self.config.trainer.default_local_dir) / "export").resolve()
                 written = beside(export)
@@ -333,39 +333,40 @@ class PPOTrainer:
         self.weight_version = driver["weight_version"] - 1  # the sync to come brings that version to the rollout anew
         set_random_state(driver["random"])
 
-    def stop_if_asked(self) -> None:
-        """After SIGTERM: saves this step, if it is not saved yet, and ends the run."""
-        if not self.preemption.asked or self.step == self.plan.total_steps:
+    def stop_if_asked(self, metrics: Mapping[str, Any]) -> None:
+        """After SIGTERM: saves this step, if it is not saved yet, and ends the run.
+
+        A run that goes on begins with a sync: at a step without one it would go on with other weights in the rollout.
+        """
+        synced = self.is_due(self.config.actor_rollout_ref.rollout.weight_sync.frequency)
+        if not self.preemption.asked or self.step == self.plan.total_steps or not synced:
             return
         if not self.is_due(self.config.trainer.save_freq):
             self.save()
-        self.checkpoints.commit(wait=True)
+        self.checkpoints.commit(metrics, wait=True)
         raise Preempted(f"stopped by SIGTERM after step {self.step}; {self.checkpoints.state()}")
 
     def end_step(self, batch: DataProto) -> None:
         """Logs the step; then a checkpoint of it may count."""
         seconds = time.perf_counter() - self._began
         gaps = forward_metrics(batch, self.metrics["training/weight_age"])
-        self.tracking.log(
-            {
-                **self.metrics,
-                **batch.meta_info.get("metrics", {}),
-                **gaps,
-                **self.invariants(self.step, batch, {**self.metrics, **batch.meta_info.get("metrics", {}), **gaps}),
-                **batch_metrics(batch, self.config.data.max_response_length),
-                **throughput_metrics(batch, seconds, self.plan.ranks),
-                **self.checkpoints.metrics(),
-                **({"perf/rollout_restarts": self.rollout.restarts} if self.rollout.restarts else {}),
-                **memory_metrics({**self.groups, "rollout": self.rollout}),
-                **self.timer.pop(),
-                "timing_s/step": seconds,
-                "training/global_step": self.step,
-                "training/epoch": self.source.epoch,
-            },
-            step=self.step,
-        )
-        self.checkpoints.commit()
-        self.stop_if_asked()
+        metrics = {**self.metrics, **batch.meta_info.get("metrics", {}), **gaps}
+        metrics = {
+            **metrics,
+            **self.invariants(self.step, batch, metrics),
+            **batch_metrics(batch, self.config.data.max_response_length),
+            **throughput_metrics(batch, seconds, self.plan.ranks),
+            **self.checkpoints.metrics(),
+            **({"perf/rollout_restarts": self.rollout.restarts} if self.rollout.restarts else {}),
+            **memory_metrics({**self.groups, "rollout": self.rollout}),
+            **self.timer.pop(),
+            "timing_s/step": seconds,
+            "training/global_step": self.step,
+            "training/epoch": self.source.epoch,
+        }
+        self.tracking.log(metrics, step=self.step)
+        self.checkpoints.commit(metrics)
+        self.stop_if_asked(metrics)
         if self.step == self.plan.total_steps:
             self.show_samples()
 

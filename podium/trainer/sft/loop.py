@@ -80,15 +80,15 @@ class SupervisedTrainer(ABC):
                     validation = self.validate(self.val_set)
                 metrics.update(validation)
             if self._is_due(step, self.config.trainer.save_freq):
-                self.save(metrics)
+                self.save()
             if validates or self._is_due(step, self.config.trainer.log_freq):
                 times = {**self.timer.pop(), "timing_s/step": time.perf_counter() - began}
                 self.tracking.log({**metrics, **self.checkpoints.metrics(), **times}, step=step)
-            self.checkpoints.commit()
+            self.checkpoints.commit(metrics)
             self.stop_if_asked(metrics)
         return validation
 
-    def save(self, metrics: dict[str, Any]) -> None:
+    def save(self) -> None:
         """Begins a checkpoint of this step; at the last, a Hugging Face export comes with it."""
         driver = {
             "loader": self.loader.state_dict(),
@@ -97,7 +97,7 @@ class SupervisedTrainer(ABC):
         }
         final = self.step == self.total_steps
         with self.timer("save_checkpoint"):
-            self.checkpoints.begin(self.step, driver, metrics, final=final)
+            self.checkpoints.begin(self.step, driver, final=final)
             if final:
                 self.export()
 
@@ -114,8 +114,8 @@ class SupervisedTrainer(ABC):
         if not self.preemption.asked or self.step == self.total_steps:
             return
         if not self._is_due(self.step, self.config.trainer.save_freq):
-            self.save(metrics)
-        self.checkpoints.commit(wait=True)
+            self.save()
+        self.checkpoints.commit(metrics, wait=True)
         raise Preempted(f"stopped by SIGTERM after step {self.step}; {self.checkpoints.state()}")
 
     def _is_due(self, step: int, frequency: int) -> bool:

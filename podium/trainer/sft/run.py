@@ -10,6 +10,7 @@ from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.launch import resolve_device, worker_groups
 from podium.trainer.layout import data_parallel_size, engine_name, offload_line
 from podium.trainer.out_of_memory import naming_keys
+from podium.trainer.ppo.bundles import set_aside
 from podium.trainer.preemption import Preemption
 from podium.trainer.resume import metrics_from, resume_run
 from podium.trainer.sft.loop import SupervisedTrainer
@@ -101,6 +102,8 @@ def run_supervised(
                 ) as tracking,
                 Checkpoints(run_dir, trainer, groups, plain) as checkpoints,
             ):
+                preemption.state = checkpoints.state
+                set_aside(run_dir, resume.step if resume is not None else 0)
                 loop = trainer_class(
                     config,
                     groups[name],

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from podium.protocol import DataProto
-from podium.trainer.ppo.bundles import BAD, RECORDED, Bundle, find_bundles, load_bundle, not_finite, save_bundle
+from podium.trainer.ppo.bundles import (
+    BAD,
+    RECORDED,
+    Bundle,
+    find_bundles,
+    load_bundle,
+    not_finite,
+    save_bundle,
+    set_aside,
+)
 from podium.utils.errors import UserError
 
 
@@ -36,6 +45,17 @@ def test_a_step_is_found_in_the_order_of_its_updates_and_with_what_was_bad(tmp_p
     found = find_bundles(tmp_path, 3)
     assert [(role, kept.bad_updates) for role, kept in found.items()] == [("critic", []), ("actor", [0])]
     assert list(find_bundles(tmp_path, 4)) == ["actor"] and not find_bundles(tmp_path, 5)
+
+
+def test_what_is_computed_anew_is_set_aside(tmp_path: Path):
+    for step in (1, 2, 3):
+        save_bundle(tmp_path / BAD, bundle(step=step))
+    set_aside(tmp_path, 1)
+    assert find_bundles(tmp_path, 1) and not find_bundles(tmp_path, 2) and not find_bundles(tmp_path, 3)
+    assert len(list((tmp_path / BAD / "previous").iterdir())) == 2
+    save_bundle(tmp_path / BAD, bundle("critic", step=3))
+    set_aside(tmp_path, 0)
+    assert len(list((tmp_path / BAD / "previous").iterdir())) == 4 and not find_bundles(tmp_path, 3)
 
 
 def test_a_record_that_cannot_be_written_is_said_and_no_more(tmp_path: Path, capsys):

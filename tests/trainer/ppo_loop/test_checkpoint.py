@@ -36,8 +36,8 @@ def test_trained_roles_come_back_as_they_were(parts, tmp_path):
     train()
     trained = {name: groups[name] for name in ("actor", "critic")}
     with Checkpoints(tmp_path, SETTINGS, trained, {}) as checkpoints:
-        checkpoints.begin(1, {}, {})
-        checkpoints.commit()
+        checkpoints.begin(1, {})
+        checkpoints.commit({})
     before, ahead = look(), train()
     after = look()
     assert not torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
