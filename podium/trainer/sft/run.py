@@ -73,15 +73,7 @@ def run_supervised(
         resume = resume_run(trainer, plain, train_set.fingerprint(), plan.total_steps)
         if resume is not None and resume.step >= plan.total_steps:
             return {}
-        print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
-        engine = engine_name(config.strategy, config.megatron, config.model.lora_rank)
-        print(
-            f"plan  {plan.ranks} rank(s), engine {engine}, {plan.total_steps} steps of {config.data.train_batch_size} "
-            f"rows, micro-batch {plan.micro}",
-            flush=True,
-        )
-        if line := offload_line(name, config.strategy, config, device):
-            print(f"plan  {line}", flush=True)
+        _say(config, plan, name, device, train_set, val_set)
         preemption = Preemption(trainer.preempt_grace_s)
         with (
             worker_groups(trainer, device, {name: role}, name, stacks=run_dir / STACKS) as groups,
@@ -118,6 +110,19 @@ def run_supervised(
                 if resume is not None:
                     loop.restore(resume)
                 return loop.fit()
+
+
+def _say(config: Any, plan: SupervisedPlan, name: str, device: str, train_set: Any, val_set: Any | None) -> None:
+    """What the run is about to do, as lines for the console."""
+    print(f"data  train: {train_set.report}" + (f"; validation: {val_set.report}" if val_set is not None else ""))
+    engine = engine_name(config.strategy, config.megatron, config.model.lora_rank)
+    print(
+        f"plan  {plan.ranks} rank(s), engine {engine}, {plan.total_steps} steps of {config.data.train_batch_size} "
+        f"rows, micro-batch {plan.micro}",
+        flush=True,
+    )
+    if line := offload_line(name, config.strategy, config, device):
+        print(f"plan  {line}", flush=True)
 
 
 def _length_key(data: Any) -> str:

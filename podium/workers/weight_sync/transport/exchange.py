@@ -164,7 +164,6 @@ class Exchange:
     A large part of a tensor that lies in memory as it travels is sent from there, and received there. The rest is
     packed while the bucket before it travels, and unpacked while the next arrives. A bucket is started before the one
     ahead of it has arrived, so that the processes never wait for each other with nothing under way.
-
     """
 
     def __init__(self, link: Link, carrier: Carrier):
