@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from podium.trainer.config.files import read_settings, split_files
 from podium.trainer.config.verl_keys import instead_of
 from podium.utils.errors import UserError
+from podium.utils.redact import require_secrets
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ def load_config(cls: type[T], overrides: list[str], files: Sequence[str] = ()) -
         (the config.json of a run names every key).
 
     Raises:
-        UserError: syntax, an unknown key (with the nearest one named), or a value of the wrong type.
+        UserError: syntax, an unknown key (with the nearest one named), a value of the wrong type, or a secret that the
+            config.json of a run does not have.
     """
     config = OmegaConf.structured(cls)
     known = {key: kind for key, kind, _, _ in walk(cls)}
@@ -51,11 +53,15 @@ def load_config(cls: type[T], overrides: list[str], files: Sequence[str] = ()) -
         try:
             OmegaConf.update(config, key, value, force_add=_inside_free_form(key, known))
         except OmegaConfBaseException:
-            raise UserError(f"{text}: {key} takes {_in_words(known.get(key))}, got {value!r}") from None
+            kind = known.get(key)
+            if typing.get_origin(kind) is dict:  # what was meant for one of its keys may be a secret
+                raise UserError(f"{key} takes {_in_words(kind)}, got {type(value).__name__}") from None
+            raise UserError(f"{text}: {key} takes {_in_words(kind)}, got {value!r}") from None
     for section, leader in getattr(cls, "FOLLOWS", {}).items():
         for key in known:
             if key.startswith(f"{section}.") and key not in explicit:
                 OmegaConf.update(config, key, OmegaConf.select(config, leader + key.removeprefix(section)))
+    require_secrets(OmegaConf.to_container(config))
     try:
         return typing.cast(T, OmegaConf.to_object(config)), explicit
     except OmegaConfBaseException as error:  # a ${...} that leads nowhere

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from podium.utils.redact import redact_text, secret_values
 from podium.workers.reward.functions import ARGUMENTS, BATCH_ARGUMENTS, RewardSource
 from podium.workers.reward.outcome import Scorer
 from podium.workers.reward.pool import ProcessPool, default_num_processes
@@ -33,5 +34,7 @@ def build_scorer(reward_model: Any, function: Any) -> Scorer:
         source = RewardSource(function.path, function.name, dict(function.reward_kwargs), arguments)
     job = Job(source, "batch" if batch else "row", reward_model.timeout_s, reward_model.max_retries)
     processes = 1 if remote else reward_model.num_workers or default_num_processes()
-    pool = ProcessPool(job, processes, reward_model.memory_limit_mb, reward_model.max_concurrency)
-    return BatchScorer(pool, str(source)) if batch else RowScorer(pool, str(source))
+    secrets = secret_values([function.reward_kwargs, function.sources])
+    pool = ProcessPool(job, processes, reward_model.memory_limit_mb, reward_model.max_concurrency, secrets)
+    name = redact_text(str(source))
+    return BatchScorer(pool, name) if batch else RowScorer(pool, name)

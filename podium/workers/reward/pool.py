@@ -1,5 +1,6 @@
 """A pool of processes that score items, each within a time limit, and are replaced when they die or must be killed."""
 
+import dataclasses
 import os
 import pickle
 import selectors
@@ -7,9 +8,11 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from podium.utils.errors import UserError
+from podium.utils.redact import redact_text
 from podium.workers.reward.channel import NOTHING
 from podium.workers.reward.outcome import Outcome
 from podium.workers.reward.process import Reaper, ScoringProcess
@@ -39,10 +42,19 @@ class ProcessPool:
         num_processes: started as they are needed.
         memory_limit_mb: MiB of memory a process may have of its own; None is no limit.
         concurrency: items that an async function works on at the same time, over all processes.
+        secrets: what the function is given, and nothing that is told of it may contain.
     """
 
-    def __init__(self, job: Job, num_processes: int, memory_limit_mb: int | None, concurrency: int):
+    def __init__(
+        self,
+        job: Job,
+        num_processes: int,
+        memory_limit_mb: int | None,
+        concurrency: int,
+        secrets: Sequence[str] = (),
+    ):
         assert num_processes >= 1 and concurrency >= 1
+        self._secrets = secrets
         self._job, self._size, self._memory_limit_mb = job, num_processes, memory_limit_mb
         self._concurrency = -(-concurrency // num_processes)
         self._processes: list[ScoringProcess] = []
@@ -104,7 +116,16 @@ class ProcessPool:
         if items:
             # The last process may have been killed for the last item.
             self._item_s = (time.monotonic() - began) * max(1, len(self._processes)) / len(items)
-        return [self._results[number] for number in range(len(items))]
+        return [self._without_secrets(self._results[number]) for number in range(len(items))]
+
+    def _without_secrets(self, result: Any) -> Any:
+        """Failures are printed, and kept in the run directory."""
+        if isinstance(result, list):
+            return [self._without_secrets(outcome) for outcome in result]
+        if not isinstance(result, Outcome) or result.kind == "score":
+            return result
+        reason, traceback = (redact_text(text, self._secrets) for text in (result.reason, result.traceback))
+        return dataclasses.replace(result, reason=reason, traceback=traceback)
 
     def _start_missing(self) -> None:
         open_items = len(self._items) - len(self._results)
@@ -185,9 +206,10 @@ class ProcessPool:
             while self._read_output(process):
                 continue
         if self._printed:
-            text = self._printed.decode(errors="replace").rstrip("\n")
+            text = redact_text(self._printed.decode(errors="replace").rstrip("\n"), self._secrets)
             more = self._printed_bytes - len(self._printed)
-            print(f"reward function {self._job.source} printed:\n{text}" + (f"\n... and {more} bytes" if more else ""))
+            source = redact_text(str(self._job.source))
+            print(f"reward function {source} printed:\n{text}" + (f"\n... and {more} bytes" if more else ""))
             sys.stdout.flush()
 
     def _deadline(self, process: ScoringProcess) -> float | None:

@@ -13,6 +13,7 @@ import pytest
 from podium.trainer.config import PPOConfig, SFTConfig, load_config, parse_command_line
 from podium.trainer.config.load import help_text, walk
 from podium.utils.errors import UserError
+from podium.utils.redact import redact
 
 CLASSES = [PPOConfig, SFTConfig]
 
@@ -105,6 +106,21 @@ def test_the_config_of_a_run_repeats_it(cls, tmp_path):
     file.write_text(json.dumps(dataclasses.asdict(load_config(cls, ["data.seed=5"])[0])))
     config, explicit = load_config(cls, [], [str(file)])
     assert config == load_config(cls, ["data.seed=5"])[0] and explicit == {"data.seed"}
+
+
+def test_what_the_config_of_a_run_does_not_have_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTHER_JUDGE", "sk-from-environment")
+    file, key = tmp_path / "config.json", "custom_reward_function.reward_kwargs"
+
+    def run_again(given: str, *overrides: str) -> dict[str, str]:
+        config, _ = load_config(PPOConfig, [given])
+        file.write_text(json.dumps(redact(dataclasses.asdict(config))))
+        return load_config(PPOConfig, list(overrides), [str(file)])[0].custom_reward_function.reward_kwargs
+
+    assert run_again(f"{key}.api_key='${{oc.env:OTHER_JUDGE}}'") == {"api_key": "sk-from-environment"}
+    assert run_again(f"{key}.api_key=sk-literal-1", f"{key}.api_key=sk-literal-2") == {"api_key": "sk-literal-2"}
+    with pytest.raises(UserError, match=rf"{key}.api_key: a secret is not written down with a run; give it again"):
+        run_again(f"{key}.api_key=sk-literal-1")
 
 
 @pytest.mark.parametrize(

@@ -128,3 +128,30 @@ def test_what_scores_has_a_name():
 def test_the_gsm8k_examples_reward_is_one(score):
     text = Path("examples/gsm8k/reward.py").read_text()
     assert [outcome.score for outcome in score(text, ["so 1", "#### 2"])] == [1.0, 0.0]
+
+
+SECRETS = """
+import os
+def compute_score(ARGUMENTS, api_key=None, headers=None):
+    print("posting with", api_key)
+    try:
+        raise OSError(f"401 for {api_key} at https://me:pw@host?key=" + os.environ["JUDGE_API_KEY"])
+    finally:
+        print(headers)
+"""
+
+
+@pytest.mark.parametrize("manager", ["naive", "batch"])
+def test_no_failure_tells_a_secret(score, monkeypatch, capsys, manager):
+    monkeypatch.setenv("JUDGE_API_KEY", "jk-from-environment")
+    names = "data_source, solution_str, ground_truth, extra_info"
+    taken = ", ".join(f"{name}s" for name in names.split(", ")) if manager == "batch" else names
+    kwargs = {"api_key": "sk-configured", "headers": {"Authorization": "Bearer tok-configured"}}
+    text = SECRETS.replace("ARGUMENTS", taken)
+    outcomes = score(text, ["1", "2"], {"reward_kwargs": kwargs}, reward_manager=manager)
+    for outcome in outcomes:
+        told = outcome.reason + outcome.traceback
+        assert "OSError: 401 for <redacted> at https://<redacted>@host?key=${oc.env:JUDGE_API_KEY}" in told
+        assert not any(secret in told for secret in ("jk-from", "configured", "me:pw"))
+    printed = capsys.readouterr().out
+    assert "posting with <redacted>\n{'Authorization': '<redacted>'}" in printed and "configured" not in printed
