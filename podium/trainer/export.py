@@ -10,6 +10,8 @@ from podium.trainer.config import PPOConfig, RMConfig, SFTConfig
 from podium.utils.errors import UserError
 
 _TOLERANCE = 1e-3
+# What scores may have been given secrets, which are not there any more.
+_NOT_NEEDED = ("custom_reward_function", "reward_model")
 _PROBE_ROWS, _PROBE_TOKENS = 4, 16
 
 
@@ -45,7 +47,7 @@ def export(checkpoint: Path, out: Path, role: str | None = None, *, check: bool 
     if not (resume.folder / role).is_dir():
         there = ", ".join(sorted(path.name for path in resume.folder.iterdir() if path.is_dir()))
         raise UserError(f"--role {role}: {resume.folder} has {there}")
-    config = typed(resume.config)
+    config = typed({name: section for name, section in resume.config.items() if name not in _NOT_NEEDED})
     trained, model = _parts(config, role)
     tokenizer = load_chat_tokenizer(model.path, config.data, model.trust_remote_code, "model.path")
     engine = build_engine(trained.strategy, _one_rank(trained), model)
@@ -61,8 +63,13 @@ def export(checkpoint: Path, out: Path, role: str | None = None, *, check: bool 
 
 
 def typed(plain: Mapping[str, Any]) -> Any:
-    """The configuration that a checkpoint holds as plain values."""
+    """The configuration that a checkpoint holds as plain values, with what they refer to in the environment.
+
+    Raises:
+        UserError: a variable that is not set.
+    """
     from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationResolutionError
 
     if "actor_rollout_ref" in plain:
         kind: type = PPOConfig
@@ -70,7 +77,12 @@ def typed(plain: Mapping[str, Any]) -> Any:
         kind = RMConfig if "chosen_key" in plain["data"] else SFTConfig
     known = {field.name for field in dataclasses.fields(kind)}
     values = {name: value for name, value in plain.items() if name in known}
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values))
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values))
+    except InterpolationResolutionError as error:
+        raise UserError(
+            f"{error.full_key}: {str(error).splitlines()[0]}; it was set when the configuration was written down"
+        ) from None
 
 
 def _parts(config: Any, role: str) -> tuple[Any, Any]:

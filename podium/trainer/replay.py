@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import tempfile
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, help="the run directory of a PPO run")
     parser.add_argument("--step", type=int, required=True)
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative; on CPU nothing differs")
+    parser.add_argument(
+        "--secret", action="append", default=[], metavar="KEY=VALUE", help="a secret that the run did not write down"
+    )
     options = parser.parse_args(arguments)
-    recorded, now = replay(options.run, options.step)
+    recorded, now = replay(options.run, options.step, options.secret)
     if recorded is None:
         print(f"replay of step {options.step}: the run ended in it, so there is nothing to compare with")
         print("\n".join(f"  {name}: {value}" for name, value in now.items()))
@@ -43,18 +47,21 @@ def main(arguments: Sequence[str]) -> None:
     raise SystemExit(1 if different else 0)
 
 
-def replay(run_dir: Path, step: int) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+def replay(run_dir: Path, step: int, secrets: Sequence[str] = ()) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
     """Computes a step again, in a directory of its own, from the newest checkpoint before it, or from the start.
 
     Where the run has kept the batches of the step's updates, only those are made again, on the same batches; else the
     step with everything in it.
+
+    Args:
+        secrets: ``key=value`` of what the run was given and did not write down.
 
     Returns:
         The step's metrics, as recorded (None: the run ended in it) and as computed now: no times, no memory; of
         updates alone, theirs.
 
     Raises:
-        UserError: the step is not recorded.
+        UserError: the step is not recorded, or a secret is missing.
     """
     from podium.trainer.main_ppo import train
     from podium.trainer.ppo.bundles import find_bundles
@@ -64,7 +71,7 @@ def replay(run_dir: Path, step: int) -> tuple[Mapping[str, Any] | None, Mapping[
     recorded = read_step(run_dir, step)
     if recorded is None and not bundles:
         raise UserError(f"{run_dir / 'metrics.jsonl'} has no step {step}")
-    config = _configured(run_dir, step, is_alone=bool(bundles))
+    config = _configured(run_dir, step, secrets, is_alone=bool(bundles))
     with tempfile.TemporaryDirectory(prefix="podium-replay-") as name:
         config.trainer = dataclasses.replace(config.trainer, default_local_dir=name)
         if bundles:
@@ -116,13 +123,13 @@ def read_step(run_dir: Path, step: int) -> Mapping[str, Any] | None:
     return None
 
 
-def _configured(run_dir: Path, step: int, is_alone: bool) -> PPOConfig:
+def _configured(run_dir: Path, step: int, secrets: Sequence[str], is_alone: bool) -> PPOConfig:
     """The run's configuration, which goes on from the newest checkpoint before `step`, or starts."""
     from podium.trainer.export import typed
     from podium.utils.checkpoint import step_folder, steps
 
     plain, since = config_at(run_dir, step)
-    config = typed(plain)
+    config = typed(_with_secrets(plain, secrets))
     before = [saved for saved in steps(run_dir) if saved < step]
     folder = step_folder(run_dir, before[-1]) if before else None
     if (before[-1] if before else 0) < since:
@@ -143,6 +150,22 @@ def _configured(run_dir: Path, step: int, is_alone: bool) -> PPOConfig:
         val_before_train=config.trainer.val_before_train and not is_alone,
     )
     return config
+
+
+def _with_secrets(plain: Mapping[str, Any], secrets: Sequence[str]) -> Mapping[str, Any]:
+    from omegaconf import OmegaConf
+
+    from podium.utils.redact import REDACTED, require_secrets
+
+    config = OmegaConf.create(dict(plain))
+    for given in secrets:
+        key, _, value = given.partition("=")
+        if REDACTED not in str(OmegaConf.select(config, key)):
+            raise UserError(f"--secret {key}: the run has no secret there that it did not write down")
+        OmegaConf.update(config, key, value)
+    plain = typing.cast(dict[str, Any], OmegaConf.to_container(config))
+    require_secrets(plain, "--secret ")
+    return plain
 
 
 def _tell(bundles: Mapping[str, Bundle]) -> None:

@@ -31,7 +31,7 @@ _IN_TEXT = (
     re.compile(r"(\bBearer\s+)(?!\$\{)[^\s\"',;)\]}]+"),
 )
 _ASSIGNMENT = re.compile(
-    r"(?P<name>[\w-]+)[\"']?\s*[:=]\s*"
+    r"(?P<prefix>\.?)(?<![\w-])(?P<name>[\w-]+)[\"']?\s*(?P<sign>[:=])\s*"
     r"(?P<value>(?!\$\{)(\"[^\"]*\"|'[^']*'|((Bearer|Basic|Token)\s+)?[^\s,;&\"'(){}\[\]]+))"
 )
 
@@ -59,7 +59,8 @@ def redact_arguments(text: str) -> str:
     text, at = redact_text(text), 0
     while found := _ASSIGNMENT.search(text, at):
         at = found.end("name")
-        if _is_secret(found["name"]):
+        is_message = found["prefix"] and found["sign"] == ":"  # "a.b.api_key: what is wrong with it"
+        if _is_secret(found["name"]) and not is_message:
             at = found.start("value") + len(REDACTED)
             text = text[: found.start("value")] + REDACTED + text[found.end("value") :]
     return text
@@ -71,8 +72,11 @@ def secret_values(config: Any) -> list[str]:
     return [word for text in hidden for word in {text, *text.split()} if len(word) >= _SHORTEST_SECRET]
 
 
-def require_secrets(config: Any) -> None:
+def require_secrets(config: Any, option: str = "") -> None:
     """Refuses a configuration whose secrets were not written down and have not been given again.
+
+    Args:
+        option: what comes before ``key=value`` on the command line.
 
     Raises:
         UserError: with their keys.
@@ -81,8 +85,8 @@ def require_secrets(config: Any) -> None:
     if hidden:
         raise UserError(
             f"{', '.join(hidden)}: a secret is not written down with a run; give it again, best as "
-            f"'{hidden[0]}=${{oc.env:NAME}}' with the environment variable NAME set (of a run that was given it like "
-            "that, the variable is written down, and is all that is needed)"
+            f"{option}'{hidden[0]}=${{oc.env:NAME}}' with the environment variable NAME set (a run that is given it "
+            "like that writes the variable down, which is then all that is needed)"
         )
 
 

@@ -111,6 +111,7 @@ ARGUMENTS = {
     "f.yaml: a={'Authorization': 'Bearer b', 'n': 1}": "f.yaml: a={'Authorization': <redacted>, 'n': 1}",
     "b=c.api_key=sk-1": "b=c.api_key=<redacted>",
     "a.api_key=${oc.env:A}: no A": "a.api_key=${oc.env:A}: no A",
+    "a.b.api_key: it is not set": "a.b.api_key: it is not set",
     "data.prompt_key=x: no column 'x'": "data.prompt_key=x: no column 'x'",
 }
 
