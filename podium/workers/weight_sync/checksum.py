@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 import torch
 
+from podium.utils.memory_view import bytes_of
+
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _COLUMNS = 8192
 _ROWS = 16  # a chunk of 1 MiB: the second sum finds it in the cache
@@ -23,14 +25,14 @@ def tensor_checksum(tensor: torch.Tensor) -> int:
     if not data.numel():
         return 0
     whole = data.numel() // (8 * _COLUMNS) * (8 * _COLUMNS)
-    digest = hashlib.blake2b(data[whole:].cpu().numpy().data, digest_size=8)
+    digest = hashlib.blake2b(bytes_of(data[whole:].cpu()), digest_size=8)
     if whole:
         words = data[:whole] if data.storage_offset() % 8 == 0 else data[:whole].clone()
         columns, rows = torch.zeros(_COLUMNS, dtype=torch.int64, device=data.device), []
         for part in words.view(torch.int64).view(-1, _COLUMNS).split(_ROWS):
             rows.append(part.sum(dim=1))
             columns += part.sum(dim=0)
-        digest.update(torch.cat([columns, *rows]).cpu().numpy().data)
+        digest.update(bytes_of(torch.cat([columns, *rows]).cpu()))
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podium.utils.freed_memory import FreedMemory
 from podium.workers.weight_sync.checksum import same_bits, tensor_checksum
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool)
@@ -115,3 +116,11 @@ def test_the_same_bits_in_any_layout(tensor: torch.Tensor, data):
         byte = data.draw(st.integers(0, changed.nbytes - 1))
         changed.view(-1).view(torch.uint8)[byte] ^= 1 << data.draw(st.integers(0, 7))
         assert not same_bits(rows, changed) and not same_bits(changed.T, rows.T)
+
+
+def test_the_memory_of_what_was_looked_at_can_be_given_back():
+    """Weights that rest on the host between phases free theirs after a sync."""
+    tensor = torch.ones(100)
+    before = tensor_checksum(tensor)
+    FreedMemory([tensor]).restore()
+    assert tensor_checksum(tensor.fill_(1)) == before

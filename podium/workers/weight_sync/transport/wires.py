@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from podium.utils.device import tcp_store
+from podium.utils.memory_view import bytes_of
 from podium.workers.weight_sync.transport.base import Deadline, Link, Sync
 from podium.workers.weight_sync.transport.channel import Channel, ChannelLost
 
@@ -46,8 +47,7 @@ class _Way:
 
     def add(self, messages: Sequence[torch.Tensor]) -> int:
         """Queues messages; they have passed when as many bytes have `moved` as are returned."""
-        arrays: list[Any] = [message.detach().view(torch.uint8).numpy() for message in messages]
-        views = [memoryview(array) for array in arrays]
+        views = [bytes_of(message) for message in messages]
         self._left += [view for view in views if view]
         self._queued += sum(map(len, views))
         return self._queued
