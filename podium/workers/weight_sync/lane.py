@@ -17,6 +17,11 @@ _ALONE = 128 << 10
 """Bytes of a part from which on it is worth a message of its own: then it need not be packed."""
 
 
+_SHARES = 4
+_SMALLEST = 4 << 20
+"""Bytes: less is not worth another message."""
+
+
 class Views:
     """A rank's memory, addressed by boxes of whole tensors."""
 
@@ -164,8 +169,12 @@ def lanes_of(plan: ReshardPlan, rank: int, bucket_bytes: int) -> list[Lane]:
     return sorted(lanes, key=lambda lane: (lane.source, lane.destinations))
 
 
-def _buckets(messages: Iterable[Message], bucket_bytes: int) -> Iterator[Bucket]:
-    """Consecutive rows of at most `bucket_bytes`; a single row that is longer is a bucket of its own."""
+def _buckets(messages: Sequence[Message], bucket_bytes: int) -> Iterator[Bucket]:
+    """Consecutive rows of at most `bucket_bytes`; a single row that is longer is a bucket of its own.
+
+    What is not much more than a bucket is cut in `_SHARES`, so that one end packs while the other unpacks.
+    """
+    bucket_bytes = min(bucket_bytes, max(sum(m.numel * itemsize(m.dtype) for m in messages) // _SHARES, _SMALLEST))
     for message in messages:
         dtype, held, size = getattr(torch, message.dtype), list[Part](), 0
         for transfer in message.transfers:

@@ -1,9 +1,12 @@
 """A bucket as messages: what is sent from the memory where it lies, and what is packed."""
 
+import pytest
 import torch
 
 from podium.utils.piece import Piece
-from podium.workers.weight_sync.lane import Bucket, Views
+from podium.workers.weight_sync.boxes import Box
+from podium.workers.weight_sync.lane import Bucket, Views, lanes_of
+from podium.workers.weight_sync.plan import ReshardPlan
 from podium.workers.weight_sync.stream import Part
 
 LARGE, SMALL = 600, 7  # rows of 256 columns of float32
@@ -42,3 +45,16 @@ def test_an_empty_rest_is_packed_without_harm():
     rest.pack(Views([]), empty)
     rest.unpack(empty, Views([]))
     assert rest.nbytes == 0 == rest.checksum(empty)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "buckets"), [(1, 1), (4, 1), (8, 2), (16, 4), (24, 4), (64, 4), (80, 5), (160, 10)]
+)
+def test_what_is_less_than_a_few_buckets_is_cut_so_that_both_ends_work(megabytes: int, buckets: int):
+    """Rows of 1 KiB, buckets of 16 MiB."""
+    rows = megabytes << 10
+    box = Box("w", (0, 0), (rows, 256), "float32")
+    plan = ReshardPlan.from_pieces({0: [box]}, {1: [box]})
+    [lane] = lanes_of(plan, 1, 16 << 20)
+    assert len(lane.buckets) == buckets and lane.nbytes == megabytes << 20
+    assert max(bucket.nbytes for bucket in lane.buckets) <= 16 << 20
