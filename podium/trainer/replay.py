@@ -134,9 +134,8 @@ def _configured(run_dir: Path, step: int, secrets: Sequence[str], is_alone: bool
     folder = step_folder(run_dir, before[-1]) if before else None
     if (before[-1] if before else 0) < since:
         print(
-            f"the configuration was another up to step {since}, and no checkpoint is left from there on: what comes out"
+            f"the configuration was another up to step {since}, and no later checkpoint is left: what comes may differ"
         )
-        print("may differ")
     if folder is not None:
         config.trainer = dataclasses.replace(config.trainer, resume_mode="resume_path", resume_from_path=str(folder))
     elif config.trainer.resume_mode != "resume_path":  # of another run's checkpoint, which this one began with

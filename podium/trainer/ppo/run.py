@@ -14,7 +14,6 @@ from podium.trainer.config.ppo import PPOConfig
 from podium.trainer.config_history import note_config
 from podium.trainer.launch import worker_groups
 from podium.trainer.out_of_memory import PPO_KEYS, naming_keys
-from podium.trainer.ppo.bundles import set_aside
 from podium.trainer.ppo.data import train_order
 from podium.trainer.ppo.dynamic_sampling import DynamicSampling
 from podium.trainer.ppo.model_reward import ModelReward
@@ -28,7 +27,8 @@ from podium.trainer.ppo.text_scores import build_model_reward
 from podium.trainer.ppo.trainer import PPOTrainer
 from podium.trainer.ppo.validation import Validator
 from podium.trainer.preemption import Preempted, Preemption
-from podium.trainer.resume import Resume, metrics_from, newest_whole
+from podium.trainer.resume import Resume, newest_whole
+from podium.trainer.run_files import run_files
 from podium.utils.dataset import PromptDataset
 from podium.utils.timing import PhaseTimer
 from podium.utils.tracking import Tracking
@@ -112,23 +112,9 @@ class PPORun:
             for group in groups.values():
                 group.init_model()
             trained = {name: group for name, group in groups.items() if name in ("actor", "critic")}
-            with (
-                Tracking(
-                    trainer.logger,
-                    run_dir,
-                    trainer.project_name,
-                    trainer.experiment_name,
-                    self.plain,
-                    self.plan.total_steps,
-                    resume_step=metrics_from(resume, run_dir),
-                ) as tracking,
-                Checkpoints(run_dir, trainer, trained, self.plain) as checkpoints,
-            ):
-                preemption.state = checkpoints.state
-                after_step = resume.step if resume is not None else 0
-                note_config(run_dir, after_step, self.plain)
-                set_aside(run_dir, after_step)
-                loop = self._loop(groups, tracking, checkpoints, preemption)
+            with run_files(trainer, run_dir, self.plain, self.plan.total_steps, resume, trained, preemption) as files:
+                note_config(run_dir, resume.step if resume is not None else 0, self.plain)
+                loop = self._loop(groups, *files, preemption)
                 if resume is not None:
                     loop.restore(resume)
                 validation = loop.fit(last_step)

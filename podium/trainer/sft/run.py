@@ -6,18 +6,17 @@ from typing import Any
 
 from podium.protocol import ClassWithInitArgs
 from podium.trainer.blame import STACKS, blaming
-from podium.trainer.checkpoint import Checkpoints
 from podium.trainer.launch import resolve_device, worker_groups
 from podium.trainer.layout import data_parallel_size, engine_name, offload_line
 from podium.trainer.out_of_memory import naming_keys
-from podium.trainer.ppo.bundles import set_aside
 from podium.trainer.preemption import Preemption
-from podium.trainer.resume import metrics_from, resume_run
+from podium.trainer.resume import resume_run
+from podium.trainer.run_files import run_files
 from podium.trainer.sft.loop import SupervisedTrainer
 from podium.utils.errors import UserError
 from podium.utils.redact import redact
 from podium.utils.run_lock import only_run
-from podium.utils.tracking import Tracking, check_loggers, make_run_dir
+from podium.utils.tracking import check_loggers, make_run_dir
 
 
 @dataclass(frozen=True)
@@ -82,30 +81,9 @@ def run_supervised(
             naming_keys({name: "data.micro_batch_size_per_gpu"}, _length_key(config.data)),
         ):
             groups[name].init_model()
-            with (
-                Tracking(
-                    trainer.logger,
-                    run_dir,
-                    trainer.project_name,
-                    trainer.experiment_name,
-                    plain,
-                    plan.total_steps,
-                    resume_step=metrics_from(resume, run_dir),
-                ) as tracking,
-                Checkpoints(run_dir, trainer, groups, plain) as checkpoints,
-            ):
-                preemption.state = checkpoints.state
-                set_aside(run_dir, resume.step if resume is not None else 0)
+            with run_files(trainer, run_dir, plain, plan.total_steps, resume, groups, preemption) as (tracking, saved):
                 loop = trainer_class(
-                    config,
-                    groups[name],
-                    train_set,
-                    val_set,
-                    tokenizer,
-                    tracking,
-                    plan.total_steps,
-                    checkpoints,
-                    preemption,
+                    config, groups[name], train_set, val_set, tokenizer, tracking, plan.total_steps, saved, preemption
                 )
                 if resume is not None:
                     loop.restore(resume)
