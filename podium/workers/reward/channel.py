@@ -12,8 +12,9 @@ import time
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
-_ITEM, _SINCE = struct.Struct("<q"), struct.Struct("<d")
 
+_ITEM, _SINCE = 0, 1
+"""Places of eight bytes in the page."""
 NOTHING = -1
 """Item of a process that is at none."""
 
@@ -51,22 +52,26 @@ class Progress:
         if fd is None:
             os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
+        # Each is written in one piece: struct would write zeros first, and a reader in between would take a process
+        # for late since the machine was started.
+        self._items, self._times = memoryview(self._page).cast("q"), memoryview(self._page).cast("d")
         if fd is None:
             self.set(NOTHING)
 
     def set(self, item: int) -> None:
         """Now at `item`."""
         # In this order: a reader in between sees the last item with a later time, never an item with an earlier one.
-        _SINCE.pack_into(self._page, _ITEM.size, time.monotonic())
-        _ITEM.pack_into(self._page, 0, item)
+        self._times[_SINCE] = time.monotonic()
+        self._items[_ITEM] = item
 
     def get(self) -> tuple[int, float]:
         """The item, and when it began, in seconds of `time.monotonic` (one clock for all processes)."""
-        [item] = _ITEM.unpack_from(self._page, 0)
-        [since] = _SINCE.unpack_from(self._page, _ITEM.size)
-        return item, since
+        item = self._items[_ITEM]
+        return item, self._times[_SINCE]
 
     def close(self) -> None:
         """Lets go of the page."""
+        self._items.release()
+        self._times.release()
         self._page.close()
         os.close(self.fd)
